@@ -1,0 +1,83 @@
+"""The trainer's roles: the policy that is trained, and the critic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from argosy.roles.weights import WeightSource
+from argosy.types.batch import TrajectoryBatch
+from argosy.types.records import (
+    GlobalNormalizer,
+    LossConfig,
+    Mutation,
+    StepResult,
+    TrainerStatus,
+    UpdateConfig,
+    WeightsManifest,
+)
+
+
+class Policy(Protocol):
+    """One trainer (or the training core in this process). Mutations check `ctx.expected_step`."""
+
+    async def status(self) -> TrainerStatus:
+        """Where it is."""
+        ...
+
+    async def forward_backward(
+        self, batch: TrajectoryBatch, loss: LossConfig, normalizer: GlobalNormalizer, ctx: Mutation
+    ) -> StepResult:
+        """Add this batch's share of the global mini-batch's gradient. Does not change the step."""
+        ...
+
+    async def optim_step(self, ctx: Mutation) -> StepResult:
+        """Clip, step the optimizer and the schedule, zero the gradients; the step goes up by one."""
+        ...
+
+    async def update(self, batch: TrajectoryBatch, config: UpdateConfig, ctx: Mutation) -> StepResult:
+        """All mini-batches and ppo_epochs of one loop iteration; the step goes up by one.
+
+        The batch has old_log_probs, advantages, and ref_log_probs if use_kl_loss.
+        """
+        ...
+
+    async def compute_log_probs(
+        self, batch: TrajectoryBatch, columns: Sequence[str], *, temperature: float, deadline_s: float
+    ) -> TrajectoryBatch:
+        """As `argosy.roles.reference.Reference.compute_log_probs`, with the weights being trained."""
+        ...
+
+    async def save_checkpoint(self, path: str, ctx: Mutation) -> Sequence[str]:
+        """Write model, optimizer, scheduler and RNG below the folder `path`; returns the files' relative names.
+
+        The files are complete and synced when it returns; the controller's manifest, written after it, makes the
+        checkpoint exist.
+        """
+        ...
+
+    async def load_checkpoint(self, path: str, ctx: Mutation) -> TrainerStatus:
+        """Restore all that save_checkpoint wrote. CorruptDataError names a missing or damaged part."""
+        ...
+
+    async def export_hf(self, path: str, ctx: Mutation) -> Sequence[str]:
+        """Write the weights as a Hugging Face model folder with tokenizer and chat template."""
+        ...
+
+    async def publish_weights(self, lineage: str, step: int, ctx: Mutation) -> WeightsManifest:
+        """Freeze a snapshot of the current weights as a version, and serve it as a WeightSource until the next one."""
+        ...
+
+    def weight_source(self) -> WeightSource:
+        """Where the published version can be fetched."""
+        ...
+
+
+class Critic(Policy, Protocol):
+    """A trainer with a value head. (Trained in a later release; the seam is here.)"""
+
+    async def compute_values(self, batch: TrajectoryBatch, *, deadline_s: float) -> TrajectoryBatch:
+        """A batch with the column "values", one per response token."""
+        ...
+
+

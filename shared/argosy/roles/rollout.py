@@ -1,0 +1,61 @@
+"""The rollout role: prompts in, sampled tokens with their log-probs out, and weights in four phases."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from argosy.types.ids import PolicyVersion
+from argosy.types.records import Completion, GenerateRequest, Mutation, RolloutStatus, WeightsManifest
+
+from argosy.roles.weights import WeightSource
+
+
+class Rollout(Protocol):
+    """One rollout server (or the engine in this process)."""
+
+    def generate(self, requests: Sequence[GenerateRequest], *, deadline_s: float) -> AsyncIterator[Completion]:
+        """Yield each sample's completion as it ends, in any order, exactly one per request.
+
+        A sample that can't be finished is yielded with FinishReason.FAILED or ABORTED and what it has; the iterator
+        itself raises only if the whole server is lost (UnavailableError), out of room (OverloadedError), past
+        `deadline_s` (DeadlineError) or if a request is malformed (InvalidInputError names the field).
+        """
+        ...
+
+    async def abort(self, keys: Sequence[str] | None, ctx: Mutation) -> int:
+        """End the named requests (`GenerateRequest.key`), or all with None; returns how many were ended. The tokens they
+        have are yielded by `generate` with FinishReason.ABORTED."""
+        ...
+
+    async def pause(self, mode: str, ctx: Mutation) -> None:
+        """Stop sampling: "keep" leaves requests in their slots, "abort" ends them."""
+        ...
+
+    async def resume(self, ctx: Mutation) -> None:
+        """Go on sampling."""
+        ...
+
+    async def drain(self, ctx: Mutation) -> None:
+        """Take no new requests, finish the running ones."""
+        ...
+
+    async def status(self) -> RolloutStatus:
+        """How it is doing."""
+        ...
+
+    async def init_weight_transfer(self, transport: str, ctx: Mutation) -> None:
+        """Agree on a transport ("stream" …). Raises InvalidInputError on one that the server lacks."""
+        ...
+
+    async def start_weight_update(self, sync_id: str, manifest: WeightsManifest, ctx: Mutation) -> None:
+        """Check the manifest against the model before the first byte; WeightsRefusedError leaves the old version on."""
+        ...
+
+    async def update_weights(self, sync_id: str, source: WeightSource, ctx: Mutation) -> None:
+        """Receive every tensor of the started manifest from `source` into a staging area; each checksum is checked."""
+        ...
+
+    async def finish_weight_update(self, sync_id: str, ctx: Mutation) -> PolicyVersion:
+        """Swap the staged weights in, all or nothing, clear the prefix cache, and return the version now served."""
+        ...

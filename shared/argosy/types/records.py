@@ -1,0 +1,405 @@
+"""Frozen records that travel between the controller and the services, whatever the transport."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from argosy.types.ids import GroupId, PolicyVersion, SampleId
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One dataset row, templated and ready to send.
+
+    >>> prompt = Prompt(GroupId(0, 0), (1, 5, 9), "gsm8k", "4", {"index": 7}, "What is 2+2?")
+    >>> prompt.group.position, len(prompt.token_ids)
+    (0, 3)
+    """
+
+    group: GroupId
+    token_ids: tuple[int, ...]
+    """The very ids that are sent to the engine: the chat template is already applied, exactly one BOS at most."""
+    data_source: str
+    """Names the scorer, and the validation metrics' group."""
+    ground_truth: Any
+    """`reward_model.ground_truth` of the row: a string, or any JSON value."""
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+    """`extra_info` of the row: any JSON object."""
+    text: str = ""
+    """The templated prompt as text, for rewards and dumps; never encoded again."""
+    index: int = 0
+    """Row in the dataset, from 0, before shuffling and filtering."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to draw tokens. A field set to zero means zero; only None means "not set" (case F11)."""
+
+    max_tokens: int
+    """Most tokens to generate, ≥ 1; 0 is refused."""
+    temperature: float = 1.0
+    """Logits are divided by it. 0 is greedy; the reported log-prob is then of the argmax under temperature 1."""
+    top_k: int = -1
+    """Keep the k likeliest tokens. -1, 0 and ≥ vocabulary mean off; other negatives are refused."""
+    top_p: float = 1.0
+    """Keep the smallest set of likeliest tokens whose probability reaches p, in (0, 1]; 1 is off. 0 keeps one token."""
+    min_p: float = 0.0
+    """Drop tokens less likely than min_p × the likeliest, in [0, 1); 0 is off."""
+    repetition_penalty: float = 1.0
+    """Divide positive and multiply negative logits of tokens already seen (prompt and output); 1 is off (Keskar 2019)."""
+    min_tokens: int = 0
+    """No stop id or stop string ends a sample before this many tokens; stop ids are masked out until then."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids that end a sample besides the model's EOS ids; the id itself is part of the output."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a sample. The token that completes one stays in the ids; empty strings are refused."""
+    include_stop_str_in_output: bool = False
+    """Whether `text` keeps the stop string. Ids and log-probs always describe the same tokens either way."""
+    ignore_eos: bool = False
+    """Go on past the model's EOS ids (not past stop_token_ids)."""
+    seed: int = 0
+    """Noise is a function of (seed, purpose, sample id, token position): the same on every server and in every batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRun:
+    """`token_count` tokens in a row sampled by one policy version."""
+
+    version: PolicyVersion
+    token_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """Tokens already generated, from which a server goes on (a dead server's partial answer)."""
+
+    token_ids: tuple[int, ...] = ()
+    log_probs: tuple[float, ...] = ()
+    versions: tuple[VersionRun, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One sample to generate."""
+
+    sample_id: SampleId
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    purpose: str = "train"
+    """"train", "val" or "warmup". Part of the noise key and of `key`, so that validation never moves training."""
+    generated: Generated = Generated()
+
+    @property
+    def key(self) -> str:
+        """Unique among the requests in flight on a server: `purpose:sample_id`."""
+        return f"{self.purpose}:{self.sample_id}"
+
+
+class FinishReason(enum.Enum):
+    """Why a sample ended."""
+
+    STOP = "stop"
+    """EOS, a stop id or a stop string."""
+    LENGTH = "length"
+    """max_tokens or the server's context limit."""
+    ABORTED = "aborted"
+    """Ended on purpose; the partial tokens are kept."""
+    FAILED = "failed"
+    """The server could not go on; `Completion.error` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A generated sample: exactly the sampled ids, and the log-probs of the distribution really sampled from."""
+
+    sample_id: SampleId
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    """One per token: after penalties, temperature, top-k, top-p and min-p, renormalised."""
+    versions: tuple[VersionRun, ...]
+    """Run lengths over the tokens; they sum to len(token_ids)."""
+    finish_reason: FinishReason
+    text: str = ""
+    """Decoded for rewards and people; cut at a stop string unless include_stop_str_in_output."""
+    error: str = ""
+    purpose: str = "train"
+    cached_prompt_tokens: int = 0
+    """Prompt tokens whose keys and values were reused from another sample (prefix sharing)."""
+    member_id: str = ""
+    """The server that finished it; empty in-process."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """One completed sample for the reward service: text and truth; ids only if the service asks for them."""
+
+    sample_id: SampleId
+    data_source: str
+    prompt_text: str
+    response_text: str
+    ground_truth: Any
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+    prompt_ids: tuple[int, ...] = ()
+    response_ids: tuple[int, ...] = ()
+    valid_response: bool = True
+    """False when the response was cut by the length limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The verifier has a number."""
+
+    score: float
+    """Finite."""
+    parts: Mapping[str, float | str | bool] = field(default_factory=dict)
+    """Named parts that become metrics ("acc", "format", "pred" …)."""
+    token_scores: tuple[float, ...] = ()
+    """Optional dense rewards, one per response token; empty: the score lands on the last response token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abstained:
+    """The verifier says that it can't judge this sample: leaves the group's mean and spread, advantage 0."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The verifier itself failed (raised, timed out, returned nonsense). Never a 0 (case G11)."""
+
+    reason: str
+    """A short stable code: "timeout", "exception", "bad_return", "unknown_data_source", "bad_ground_truth" …"""
+    message: str = ""
+
+
+Outcome = Scored | Abstained | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreResult:
+    """The outcome for one sample, matched by id."""
+
+    sample_id: SampleId
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class RewardCapabilities:
+    """What a reward server can do."""
+
+    data_sources: tuple[str, ...]
+    """Data sources with a scorer; ("*",) = any (a custom function)."""
+    needs_token_ids: bool = False
+    max_batch_size: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a weights manifest."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """torch's name without the prefix: "float32", "bfloat16", …"""
+    checksum: str
+    """Hex crc32 (8 digits) of the little-endian bytes."""
+    tied_to: str = ""
+    """Name of the tensor that this one shares storage with; such a tensor sends no bytes of its own."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensor as it is sent."""
+        width = {"float64": 8, "float32": 4, "int64": 8, "int32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count * width[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsManifest:
+    """What one policy version consists of; its digest names the version."""
+
+    version: PolicyVersion
+    tensors: tuple[TensorSpec, ...]
+    """In sending order."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightChunk:
+    """A piece of one tensor's bytes, at most about 1 MiB."""
+
+    name: str
+    offset: int
+    data: bytes
+    checksum: int
+    """crc32 of `data`."""
+
+
+class MemberState(enum.Enum):
+    """The life of a member: JOINING → STALE → READY → DRAINING; QUARANTINED after failures."""
+
+    JOINING = "joining"
+    STALE = "stale"
+    """Must receive weights before it may answer."""
+    READY = "ready"
+    DRAINING = "draining"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One service process as membership sees it."""
+
+    member_id: str
+    """Unique in the fleet, stable over its life: "rollout-0"."""
+    role: str
+    """"rollout", "reward", "reference", "trainer", "critic" or "controller"."""
+    address: str
+    """host:port of its gRPC server."""
+    incarnation: str
+    """One life of the member: a random token made at process start."""
+    pool: str = "default"
+    engine: str = ""
+    """"hf", "vllm", "sglang"; empty where it has no meaning."""
+    capabilities: Mapping[str, str] = field(default_factory=dict)
+    state: MemberState = MemberState.JOINING
+    version: PolicyVersion | None = None
+    """The policy version that it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """What every mutating call carries, so that it can be fenced, retried and traced."""
+
+    run_id: str
+    term: int
+    """The leader's fencing number; a server refuses a lower one than it has seen (FencedError)."""
+    request_id: str
+    """A repeat of the same id returns the first answer and does nothing again (AIP-155)."""
+    deadline_s: float
+    """Total seconds for the call, all tries included."""
+    expected_step: int | None = None
+    """On trainer mutations: optimizer steps that the trainer must have done; else StepMismatchError."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStatus:
+    """How a rollout server is doing."""
+
+    version: PolicyVersion | None
+    state: str
+    """"ready", "paused", "stale", "draining"."""
+    running_count: int
+    waiting_count: int
+    slot_count: int
+    generated_token_count: int
+    cached_token_count: int
+    """Prompt tokens held for prefix sharing; 0 right after a weight update."""
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerStatus:
+    """Where a trainer is."""
+
+    step: int
+    """Optimizer steps of the loop done (update calls finished), from 0."""
+    version: PolicyVersion | None
+    """The last published version."""
+    parameter_count: int
+    has_value_head: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LossConfig:
+    """Everything that shapes the objective of one update; names as in verl's `actor_rollout_ref.actor`."""
+
+    loss_mode: str = "vanilla"
+    clip_ratio_low: float = 0.2
+    clip_ratio_high: float = 0.2
+    clip_ratio_c: float = 3.0
+    loss_agg_mode: str = "token-mean"
+    loss_scale_factor: float | None = None
+    """Divisor of seq-mean-token-sum-norm; None = data.max_response_length, filled in by the controller."""
+    entropy_coeff: float = 0.0
+    use_kl_loss: bool = False
+    kl_loss_coef: float = 0.001
+    kl_loss_type: str = "low_var_kl"
+    temperature: float = 1.0
+    """The rollout's sampling temperature: log-probs are of logits / temperature (case B8)."""
+    options: Mapping[str, float | str | bool] = field(default_factory=dict)
+    """Keys of particular loss modes."""
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalNormalizer:
+    """Denominators of the global mini-batch, so that any split into micro-batches or ranks adds up (case B4)."""
+
+    token_count: float
+    """Σ response mask over the mini-batch."""
+    sequence_count: float
+    """Sequences with at least one trained token in the mini-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateConfig:
+    """How one `Update` walks over its batch."""
+
+    loss: LossConfig
+    mini_batch_size: int
+    """Sequences per optimizer step (verl's ppo_mini_batch_size × rollout.n)."""
+    ppo_epochs: int = 1
+    shuffle: bool = False
+    seed: int = 0
+    """Shuffling of the mini-batches is keyed by (seed, trainer step, ppo epoch)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a trainer mutation did."""
+
+    step: int
+    metrics: Mapping[str, float]
+    """verl's names: actor/pg_loss, actor/grad_norm, actor/lr …"""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """A run as `argosy status` and ControllerService show it."""
+
+    run_id: str
+    state: str
+    """"starting", "running", "paused", "stopping", "finished", "failed"."""
+    step: int
+    total_steps: int
+    term: int
+    version: PolicyVersion | None
+    stage: str
+    """What the loop is waiting for right now."""
+    metrics: Mapping[str, float]
+    """Of the last finished step."""
+    message: str = ""
+
+
+def request_id_of(run_id: str, *parts: object) -> str:
+    """A deterministic request id: a controller that repeats a step after a crash repeats the id as well.
+
+    >>> request_id_of("run-1", "update", 3)
+    'run-1/update/3'
+    """
+    return "/".join([run_id, *map(str, parts)])
+
+
+def completions_by_id(completions: Sequence[Completion]) -> dict[SampleId, Completion]:
+    """Index by sample id; a repeated id is an error, never a silent overwrite."""
+    found: dict[SampleId, Completion] = {}
+    for completion in completions:
+        if completion.sample_id in found:
+            raise ValueError(f"sample {completion.sample_id} was answered twice")
+        found[completion.sample_id] = completion
+    return found
