@@ -79,5 +79,3 @@ class Critic(Policy, Protocol):
     async def compute_values(self, batch: TrajectoryBatch, *, deadline_s: float) -> TrajectoryBatch:
         """A batch with the column "values", one per response token."""
         ...
-
-

@@ -14,7 +14,7 @@ class Reference(Protocol):
     async def compute_log_probs(
         self, batch: TrajectoryBatch, columns: Sequence[str], *, temperature: float, deadline_s: float
     ) -> TrajectoryBatch:
-        """A batch with the same sample ids and response_ids and the named columns, each with one value per response token.
+        """A batch with the same sample ids and response_ids and the named columns, one value per response token.
 
         Columns: "log_probs" (of logits / temperature), "entropy" (nats), "sum_pi_squared" (Σ_v π_v²).
         """

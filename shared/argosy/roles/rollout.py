@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from argosy.roles.weights import WeightSource
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import Completion, GenerateRequest, Mutation, RolloutStatus, WeightsManifest
-
-from argosy.roles.weights import WeightSource
 
 
 class Rollout(Protocol):
@@ -24,8 +23,10 @@ class Rollout(Protocol):
         ...
 
     async def abort(self, keys: Sequence[str] | None, ctx: Mutation) -> int:
-        """End the named requests (`GenerateRequest.key`), or all with None; returns how many were ended. The tokens they
-        have are yielded by `generate` with FinishReason.ABORTED."""
+        """End the named requests (`GenerateRequest.key`), or all with None; returns how many were ended.
+
+        The tokens they have are yielded by `generate` with FinishReason.ABORTED.
+        """
         ...
 
     async def pause(self, mode: str, ctx: Mutation) -> None:

@@ -73,7 +73,7 @@ class Ragged:
     def segment_sum(self) -> npt.NDArray[np.float64]:
         """Σ over each sequence in float64, [B]; an empty sequence sums to 0."""
         owner = np.repeat(np.arange(len(self)), self.lengths)
-        return np.bincount(owner, weights=self.values, minlength=len(self))
+        return np.asarray(np.bincount(owner, weights=self.values, minlength=len(self)), np.float64)
 
     def spread(self, per_sequence: npt.ArrayLike) -> Array:
         """One value per sequence [B] repeated over its tokens, [N]."""

@@ -49,7 +49,7 @@ class SamplingParams:
     min_p: float = 0.0
     """Drop tokens less likely than min_p × the likeliest, in [0, 1); 0 is off."""
     repetition_penalty: float = 1.0
-    """Divide positive and multiply negative logits of tokens already seen (prompt and output); 1 is off (Keskar 2019)."""
+    """Divide positive, multiply negative logits of tokens already seen (prompt and output); 1 is off (Keskar 2019)."""
     min_tokens: int = 0
     """No stop id or stop string ends a sample before this many tokens; stop ids are masked out until then."""
     stop_token_ids: tuple[int, ...] = ()
@@ -61,7 +61,7 @@ class SamplingParams:
     ignore_eos: bool = False
     """Go on past the model's EOS ids (not past stop_token_ids)."""
     seed: int = 0
-    """Noise is a function of (seed, purpose, sample id, token position): the same on every server and in every batch."""
+    """Noise is a function of (seed, purpose, sample id, token position): the same on every server, in every batch."""
 
 
 @dataclass(frozen=True, slots=True)

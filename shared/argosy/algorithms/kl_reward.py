@@ -1,0 +1,53 @@
+"""KL in the reward: r_t -= β · KL_t(old, reference), with a fixed or an adaptive β.
+
+Ziegler et al. 2019, "Fine-Tuning Language Models from Human Preferences", arXiv:1909.08593, §2.2 for the penalty and
+the controller: β ← β · (1 + clip(KL/target - 1, ±0.2) · n / horizon).
+Per-token estimators of KL with d = log p - log q (Schulman 2020, "Approximating KL divergence"): k1 = d, k2 = d²/2,
+k3 = e^{-d} + d - 1, abs = |d|.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from argosy.types.errors import ConfigError
+
+Floats = npt.NDArray[np.float64]
+
+LOG_RATIO_LIMIT = 20.0
+K3_LIMIT = 10.0
+
+
+def kl_penalty(log_prob: npt.NDArray[Any], reference: npt.NDArray[Any], kind: str) -> Floats:
+    """Per-token KL estimate [N] in nats from log-probs [N]. Raises ConfigError on an unknown kind."""
+    difference = np.asarray(log_prob, np.float64) - np.asarray(reference, np.float64)
+    if kind in ("kl", "k1"):
+        return difference
+    if kind == "abs":
+        return np.abs(difference)
+    if kind in ("mse", "k2"):
+        return 0.5 * difference**2
+    if kind in ("low_var_kl", "k3"):
+        bounded = np.clip(-difference, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        return np.clip(np.exp(bounded) - bounded - 1.0, -K3_LIMIT, K3_LIMIT)
+    raise ConfigError(f"algorithm.kl_penalty: unknown estimator {kind!r}; known: kl, k1, abs, mse, k2, low_var_kl, k3")
+
+
+@dataclass(slots=True)
+class KLController:
+    """β of the KL penalty in the reward: fixed when `horizon` is None, else adaptive. A checkpoint saves `coef`."""
+
+    coef: float
+    target: float = 0.1
+    horizon: float | None = None
+
+    def update(self, current_kl: float, sequence_count: int) -> None:
+        """Move β after a step whose mean per-token KL was `current_kl` over `sequence_count` sequences."""
+        if self.horizon is None:
+            return
+        error = float(np.clip(current_kl / self.target - 1.0, -0.2, 0.2))
+        self.coef *= 1.0 + error * sequence_count / self.horizon
