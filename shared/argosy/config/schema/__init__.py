@@ -1,0 +1,47 @@
+"""The configuration's classes, one file per section."""
+
+from argosy.config.schema.actor import ActorConfig, PolicyLossConfig, RefConfig
+from argosy.config.schema.algorithm import AlgorithmConfig, KlCtrlConfig
+from argosy.config.schema.argosy import (
+    ArgosyConfig,
+    MembershipConfig,
+    ReferenceServiceConfig,
+    RewardServiceConfig,
+    RolloutServiceConfig,
+    RpcConfig,
+    TelemetryConfig,
+    TrainerServiceConfig,
+)
+from argosy.config.schema.data import DataConfig
+from argosy.config.schema.model import ModelConfig
+from argosy.config.schema.optim import EngineConfig, OptimConfig
+from argosy.config.schema.reward import CustomRewardConfig
+from argosy.config.schema.rollout import RolloutConfig, ValKwargs
+from argosy.config.schema.root import ActorRolloutRefConfig, Config
+from argosy.config.schema.trainer import TrainerConfig
+
+__all__ = [
+    "ActorConfig",
+    "ActorRolloutRefConfig",
+    "AlgorithmConfig",
+    "ArgosyConfig",
+    "Config",
+    "CustomRewardConfig",
+    "DataConfig",
+    "EngineConfig",
+    "KlCtrlConfig",
+    "MembershipConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "PolicyLossConfig",
+    "RefConfig",
+    "ReferenceServiceConfig",
+    "RewardServiceConfig",
+    "RolloutConfig",
+    "RolloutServiceConfig",
+    "RpcConfig",
+    "TelemetryConfig",
+    "TrainerConfig",
+    "TrainerServiceConfig",
+    "ValKwargs",
+]

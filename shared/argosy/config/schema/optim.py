@@ -1,0 +1,42 @@
+"""`….optim.*`: optimizer and learning-rate schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW and its schedule. The schedule moves once per training step, not once per mini-batch."""
+
+    lr: float = 1e-6
+    """Peak learning rate, reached when the warm-up ends."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay; 0 turns it off."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's decay rates of the first and second moment."""
+    eps: float = 1e-8
+    """AdamW's ε, added to the root of the second moment."""
+    lr_warmup_steps: int = -1
+    """Steps of linear warm-up from 0; -1 takes lr_warmup_steps_ratio."""
+    lr_warmup_steps_ratio: float = 0.0
+    """Share of the run's steps that is warm-up, used while lr_warmup_steps is -1; 0 means none."""
+    lr_scheduler_type: str = "constant"
+    """After the warm-up: "constant", "linear", "cosine" or "wsd" (stable, then decay over the last tenth)."""
+    min_lr_ratio: float = 0.0
+    """Where a falling schedule ends, as a share of lr; 0 falls to nothing."""
+    num_cycles: float = 0.5
+    """Cosine periods between warm-up and end; 0.5 falls once from lr to min_lr_ratio × lr."""
+    total_training_steps: int = -1
+    """Length of the schedule in steps; -1 takes the run's own number of steps."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How the training engine computes (verl's name for this section is fsdp_config)."""
+
+    model_dtype: str = "fp32"
+    """Type of the master weights and of the optimizer's state: "fp32" only, since Adam in bf16 loses small steps."""
+    dtype: str = "float32"
+    """Type of forward and backward: "float32", or "bfloat16" with fp32 master weights. (verl: bfloat16; here the
+    default equals argosy.rollout.dtype's, so that the two sides' log-probs agree.)"""

@@ -1,0 +1,48 @@
+"""`trainer.*`: how long, how often, where to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """The run as a whole."""
+
+    project_name: str = "argosy"
+    """Names the project in loggers and in the run folder's path."""
+    experiment_name: str = "default"
+    """Names this run in loggers and in the run folder's path."""
+    default_local_dir: str = ""
+    """The run folder: checkpoints, logs, traces, metrics. Empty: checkpoints/{project_name}/{experiment_name}."""
+    total_epochs: int = 30
+    """Passes over the training data, unless total_training_steps ends the run earlier."""
+    total_training_steps: int | None = None
+    """Ends the run after this many steps; null: total_epochs × steps per data epoch."""
+    nnodes: int = 1
+    """Machines of the trainer: 1 until the multi-rank backends arrive."""
+    n_gpus_per_node: int = 1
+    """Processes of the trainer on a machine: 1 until the multi-rank backends arrive. (verl: 8.)"""
+    logger: tuple[str, ...] = ("console", "file", "tensorboard")
+    """Where metrics go: "console", "file" (metrics.jsonl), "tensorboard", "wandb". (verl: console, wandb.)"""
+    save_freq: int = -1
+    """Checkpoint every so many steps, and at the end; -1 only when the run ends."""
+    test_freq: int = -1
+    """Validate every so many steps; -1 never during the run."""
+    val_before_train: bool = True
+    """Validate before the first step."""
+    val_only: bool = False
+    """Validate once and end."""
+    log_val_generations: int = 0
+    """Validation answers to show and log at each validation; 0 none."""
+    rollout_data_dir: str | None = None
+    """Folder for each step's samples as {step}.jsonl; null writes none."""
+    validation_data_dir: str | None = None
+    """Folder for each validation's answers as {step}.jsonl; null writes none."""
+    resume_mode: str = "auto"
+    """"auto": go on from the run folder's latest checkpoint if there is one; "disable": start anew; "resume_path":
+    go on from resume_from_path, and fail if it isn't a whole checkpoint."""
+    resume_from_path: str | None = None
+    """A global_step_N folder, for resume_mode=resume_path."""
+    max_actor_ckpt_to_keep: int | None = None
+    """Keep this many newest checkpoints and delete older ones; null keeps all."""
