@@ -1,0 +1,121 @@
+"""A lease that is kept alive from its own thread, and what hangs on it is claimed again when it was lost (case F6)."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from argosy.membership.etcd_client import EtcdClient
+from argosy.types.errors import UnavailableError
+
+_LOG = logging.getLogger(__name__)
+_RETRY_PAUSE_S = 0.5
+
+
+class LeaseKeeper:
+    """Renews one lease every third of its life; the compute thread and the event loop are not involved.
+
+    `reclaim(lease)` is called, in the keeper's thread, after the lease was lost (etcd says so by a TTL of 0) and a new
+    one was granted: it writes the keys again and says whether they are still ours to write. False ends the keeper and
+    calls `on_lost`. `refresh(lease)` writes the owner's newest content on the lease that is held, and says the same;
+    what it could not write because etcd is down is written when etcd is back.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        lease: int,
+        *,
+        name: str,
+        reclaim: Callable[[int], bool],
+        refresh: Callable[[int], bool],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._ttl_s = client.options.lease_ttl_s
+        self._lease: int | None = lease
+        self._name = name
+        self._reclaim = reclaim
+        self._refresh = refresh
+        self._on_lost = on_lost
+        self._dirty = threading.Event()
+        self._wake = threading.Event()
+        self._writing = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"etcd-lease {name}", daemon=True)
+        self._thread.start()
+
+    def refresh_now(self) -> None:
+        """Write the newest content, or leave that to the keeper's thread while etcd is down. Blocks for one call."""
+        self._dirty.set()
+        try:
+            kept = self._write_if_dirty()
+        except UnavailableError as error:
+            _LOG.warning("%s will publish its change when etcd is back: %s", self._name, error)
+            self._wake.set()
+            return
+        if not kept:
+            self._wake.set()  # most likely the lease is lost: the thread finds out, and claims anew or gives up
+
+    def stop(self, timeout_s: float) -> None:
+        """End the renewal and revoke the lease, so that its keys vanish at once. Blocks up to about `timeout_s`."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join(timeout_s)
+        lease = self._lease
+        if lease is None:
+            return
+        try:
+            self._client.revoke(lease)
+        except UnavailableError as error:
+            _LOG.info("%s could not revoke its lease, it ends by itself in %d s: %s", self._name, self._ttl_s, error)
+
+    def _run(self) -> None:
+        pause = self._ttl_s / 3
+        while not self._stop.is_set():
+            self._wake.wait(pause)
+            self._wake.clear()
+            if self._stop.is_set():
+                return
+            try:
+                if not self._renew():
+                    self._on_lost()
+                    return
+                pause = self._ttl_s / 3
+            except UnavailableError as error:
+                # etcd is down: the others go on with their last snapshot, and so do we.
+                _LOG.debug("%s can't renew its lease now: %s", self._name, error)
+                pause = _RETRY_PAUSE_S * (0.5 + random.random())
+
+    def _renew(self) -> bool:
+        """One renewal; False when the keys are not ours any more."""
+        began = time.monotonic()
+        if self._lease is None or self._client.keep_alive(self._lease) <= 0:
+            _LOG.warning("%s lost its lease (paused or cut off for more than %d s)", self._name, self._ttl_s)
+            self._lease = None
+            fresh = self._client.grant(self._ttl_s)
+            if not self._reclaim(fresh):
+                self._client.revoke(fresh)
+                return False
+            self._lease = fresh
+            _LOG.warning("%s is back with a new lease after %.2f s", self._name, time.monotonic() - began)
+        return self._write_if_dirty()
+
+    def _write_if_dirty(self) -> bool:
+        """False when the keys are not ours any more."""
+        with self._writing:
+            lease = self._lease
+            if lease is None or not self._dirty.is_set():
+                return True
+            self._dirty.clear()
+            try:
+                kept = self._refresh(lease)
+            except UnavailableError:
+                self._dirty.set()
+                raise
+            if not kept:
+                self._dirty.set()
+            return kept
