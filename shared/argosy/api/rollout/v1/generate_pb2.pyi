@@ -98,7 +98,7 @@ class AddSamples(google.protobuf.message.Message):
     DEADLINE_FIELD_NUMBER: builtins.int
     @property
     def samples(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SampleRequest]:
-        """Any number, in the order in which they should be admitted. A key that is in flight on the server already is INVALID_ARGUMENT."""
+        """Any number, in the order in which they should be admitted. A key that is in flight on the server already is refused as INVALID_INPUT."""
 
     @property
     def deadline(self) -> google.protobuf.duration_pb2.Duration:
@@ -321,6 +321,7 @@ class GenerateResponse(google.protobuf.message.Message):
     CONTEXT_FIELD_NUMBER: builtins.int
     RUNS_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
+    REFUSED_FIELD_NUMBER: builtins.int
     @property
     def context(self) -> argosy.api.common.v1.context_pb2.ResponseContext:
         """Who answers; set on the first message, and again whenever the version changes."""
@@ -333,15 +334,20 @@ class GenerateResponse(google.protobuf.message.Message):
     def finished(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FinishedSample]:
         """Samples that have ended. All their tokens are in this or an earlier message's runs."""
 
+    @property
+    def refused(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RefusedSamples]:
+        """Samples that the server won't take or go on with. The stream, and the samples of other requests on it, go on."""
+
     def __init__(
         self,
         *,
         context: argosy.api.common.v1.context_pb2.ResponseContext | None = ...,
         runs: collections.abc.Iterable[global___TokenRun] | None = ...,
         finished: collections.abc.Iterable[global___FinishedSample] | None = ...,
+        refused: collections.abc.Iterable[global___RefusedSamples] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["context", b"context", "finished", b"finished", "runs", b"runs"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context", "finished", b"finished", "refused", b"refused", "runs", b"runs"]) -> None: ...
 
 global___GenerateResponse = GenerateResponse
 
@@ -416,3 +422,60 @@ class FinishedSample(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["cached_prompt_token_count", b"cached_prompt_token_count", "error", b"error", "finish_reason", b"finish_reason", "key", b"key", "text", b"text", "token_count", b"token_count"]) -> None: ...
 
 global___FinishedSample = FinishedSample
+
+@typing.final
+class RefusedSamples(google.protobuf.message.Message):
+    """The error that one AddSamples met: an invalid field, a full queue, a deadline. It concerns those of its samples that haven't ended."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class MetadataEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    KEYS_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    METADATA_FIELD_NUMBER: builtins.int
+    RETRY_DELAY_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    """Why: ErrorInfo.reason, as in the status of a call: "INVALID_INPUT", "OVERLOADED", "DEADLINE", … Empty is not allowed."""
+    message: builtins.str
+    """For people: what was wrong, where, what to do."""
+    @property
+    def keys(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SampleKey]:
+        """Which ones."""
+
+    @property
+    def metadata(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """ErrorInfo.metadata. Empty: none."""
+
+    @property
+    def retry_delay(self) -> google.protobuf.duration_pb2.Duration:
+        """With OVERLOADED: when to try again. Unset: the receiver's choice."""
+
+    def __init__(
+        self,
+        *,
+        keys: collections.abc.Iterable[global___SampleKey] | None = ...,
+        reason: builtins.str = ...,
+        message: builtins.str = ...,
+        metadata: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        retry_delay: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["retry_delay", b"retry_delay"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["keys", b"keys", "message", b"message", "metadata", b"metadata", "reason", b"reason", "retry_delay", b"retry_delay"]) -> None: ...
+
+global___RefusedSamples = RefusedSamples
