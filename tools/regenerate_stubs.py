@@ -1,7 +1,7 @@
 """Make shared/argosy/api from protos/, or (`--check`) tell whether the committed stubs are what protos/ makes.
 
-The generators live in a venv of their own (.venv-stubs): generated code refuses any older protobuf runtime than its own, so it is
-made by an old generator on purpose, and imports on everything newer.
+The generators live in a venv of their own (.venv-stubs): generated code refuses any older protobuf runtime than its
+own, so it is made by an old generator on purpose, and imports on everything newer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def generate(target: Path) -> None:
     bin_folder = tool_venv()
     protos = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
     outputs = [f"--{plugin}_out={target}" for plugin in ("python", "grpc_python", "mypy", "mypy_grpc")]
-    command = [bin_folder / "python", "-m", "grpc_tools.protoc", f"-I{PROTOS}", *outputs, *protos]
+    command: list[str | Path] = [bin_folder / "python", "-m", "grpc_tools.protoc", f"-I{PROTOS}", *outputs, *protos]
     path = f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}"  # protoc finds its mypy plugins by PATH
     run = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True)
     if run.returncode != 0:
@@ -75,10 +75,7 @@ def main() -> int:
         different = differences(made, API)
         if check:
             for name in different:
-                print(
-                    f"shared/argosy/api/{name} is not what protos/ makes: run tools/regenerate_stubs.py",
-                    file=sys.stderr,
-                )
+                print(f"shared/argosy/api/{name} differs: run tools/regenerate_stubs.py", file=sys.stderr)
             return 1 if different else 0
         for name in stubs(API) - stubs(made):
             (API / name).unlink()
