@@ -7,7 +7,7 @@ tell the two kinds of null apart, so this is the rule, applied to the prompt and
 1. A field that is null in every row of the file is kept: without a row that wrote it, it would not be there at all.
 2. A field that has a value in some row is dropped where it is null: there it almost surely comes from the union.
 3. Except `default` and `const` of a JSON schema that allows null ({"type": ["string", "null"]}, an anyOf with null,
-   `nullable: true`): there null is a value, and it is kept.
+   `nullable: true`): there null is a value, and it is kept. So is the content of a message that only calls tools.
 
 JSON lines, and Parquet columns that hold such objects as JSON text, have no such doubt and keep every null.
 """
@@ -63,6 +63,8 @@ def drop_foreign_nulls(value: Any, present: PresentPaths, path: Path = ()) -> An
 
 def _is_genuine(name: str, owner: Mapping[str, Any], present: PresentPaths, path: Path) -> bool:
     if (*path, name) not in present:
+        return True
+    if name == "content" and "role" in owner:
         return True
     return name in _NULL_IS_A_VALUE and _allows_null(owner)
 
