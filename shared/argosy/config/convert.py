@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +11,14 @@ from typing import Any, Union
 from argosy.config.schema import Config
 from argosy.types.errors import ConfigError
 
-MISSING = object()
+_FIELD_TYPES: dict[type[Any], dict[str, Any]] = {}
 
 
-@functools.cache
 def field_types(section: type[Any]) -> dict[str, Any]:
-    """Name → type of a section's fields, with string annotations resolved."""
-    return typing.get_type_hints(section)
+    """Name → type of a section's fields, with string annotations resolved (slow, so kept)."""
+    if section not in _FIELD_TYPES:
+        _FIELD_TYPES[section] = typing.get_type_hints(section)
+    return _FIELD_TYPES[section]
 
 
 def leaves(section: type[Any] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -54,7 +54,7 @@ def _build(section: type[Any], values: Mapping[str, Any], prefix: str, problems:
         kind = kinds[name]
         if dataclasses.is_dataclass(kind):
             if not isinstance(value, Mapping):
-                problems.append(f"{path}: is a section of keys, got {value!r}")
+                problems.append(f"{path}: is a section of keys, got {describe(value)}")
                 continue
             given[name] = _build(typing.cast("type[Any]", kind), value, f"{path}.", problems)
             continue
@@ -78,7 +78,7 @@ def convert(kind: Any, value: Any, path: str) -> Any:
     if origin is not None and issubclass(origin, Mapping):
         if isinstance(value, Mapping):
             return dict(value)
-        raise ConfigError(f"{path}: wants a mapping such as {{name: value}}, got {value!r}")
+        raise ConfigError(f"{path}: wants a mapping such as {{name: value}}, got {describe(value)}")
     return _scalar(kind, value, path)
 
 
@@ -87,7 +87,7 @@ def _tuple(options: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
     if isinstance(value, str) and variadic and value:
         value = [value]
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise ConfigError(f"{path}: wants a list such as [a,b], got {value!r}")
+        raise ConfigError(f"{path}: wants a list such as [a,b], got {describe(value)}")
     if not variadic and len(value) != len(options):
         raise ConfigError(f"{path}: wants {len(options)} values, got {len(value)}: {list(value)!r}")
     kinds = [options[0]] * len(value) if variadic else list(options)
@@ -101,7 +101,23 @@ def _scalar(kind: Any, value: Any, path: str) -> Any:
         return int(value)
     if type(value) is kind:
         return value
-    raise ConfigError(f"{path}: wants {_WANTED[kind]}, got {describe(value)}")
+    raise ConfigError(f"{path}: wants {_WANTED[kind]}, got {describe(value)}{_hint(kind, value)}")
+
+
+def _hint(kind: Any, value: Any) -> str:
+    if kind is str and isinstance(value, int | float):
+        return f"""; quote it to make it text: '"{value}"'"""
+    if kind in (int, float) and isinstance(value, str) and _is_number(value):
+        return "; leave out the quotes"
+    return ""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 _WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

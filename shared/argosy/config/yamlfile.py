@@ -20,8 +20,10 @@ _FLOAT = re.compile(
 """YAML 1.2's floats: 1.1, which PyYAML reads, takes 1e-6 for text."""
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path, *, refuse_none: bool = False) -> dict[str, Any]:
     """The file's top-level mapping; an empty file is an empty mapping.
+
+    `refuse_none` refuses an unquoted None, which would be the text "None".
 
     Raises ConfigError on a missing file, on YAML that can't be parsed, on a duplicate key (with both lines) and on
     keys that aren't text.
@@ -30,15 +32,15 @@ def read_mapping(path: Path) -> dict[str, Any]:
         text = path.expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"can't read the configuration file {path}: {error}") from error
-    return parse_mapping(text, str(path))
+    return parse_mapping(text, str(path), refuse_none=refuse_none)
 
 
-def parse_mapping(text: str, name: str) -> dict[str, Any]:
+def parse_mapping(text: str, name: str, *, refuse_none: bool = False) -> dict[str, Any]:
     """As read_mapping, from text; `name` stands for it in messages."""
     import yaml
 
     try:
-        value = yaml.load(text, Loader=_loader())  # a SafeLoader
+        value = yaml.load(text, Loader=_loader(refuse_none))  # a SafeLoader
     except yaml.MarkedYAMLError as error:
         where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{name}{where}: {error.problem or error}") from error
@@ -52,7 +54,7 @@ def parse_mapping(text: str, name: str) -> dict[str, Any]:
 
 
 @functools.cache
-def _loader() -> Any:
+def _loader(refuse_none: bool) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -69,6 +71,12 @@ def _loader() -> Any:
                     raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
                 seen[key] = mark.line + 1
             return dict(super().construct_mapping(node, deep=deep))
+
+        def construct_scalar(self, node: Any) -> Any:
+            if refuse_none and node.value == "None" and node.style is None:
+                problem = "None would be the text 'None': write null for no value, or 'None' in quotes for the text"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+            return super().construct_scalar(node)
 
     implicit = {
         first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:float"]

@@ -1,0 +1,146 @@
+"""verl's keys that work here, each with its effect, through the schema's field of that path or the named targets."""
+
+from __future__ import annotations
+
+from argosy.config.keys.entry import Honoured
+
+_MODEL, _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{name}" for name in ("model", "actor", "rollout", "ref"))
+
+HONOURED: dict[str, Honoured] = {
+    # data
+    "data.train_files": Honoured("The rows that are trained on."),
+    "data.val_files": Honoured("The rows that are validated on."),
+    "data.train_max_samples": Honoured("Fewer training rows, so fewer steps per data epoch."),
+    "data.val_max_samples": Honoured("Fewer validation rows."),
+    "data.prompt_key": Honoured("The column that prompts are read from."),
+    "data.reward_fn_key": Honoured("The column that chooses the scorer."),
+    "data.max_prompt_length": Honoured(
+        "The limit that filtering and truncation use, and part of the default max_model_len."
+    ),
+    "data.max_response_length": Honoured("The longest response that is sampled."),
+    "data.train_batch_size": Honoured("Prompts per step, so steps per data epoch."),
+    "data.val_batch_size": Honoured("Validation prompts in flight at once."),
+    "data.shuffle": Honoured("Whether each data epoch has its own order or the file's."),
+    "data.seed": Honoured("Which orders those are."),
+    "data.validation_shuffle": Honoured("Which rows val_max_samples keeps, and their order."),
+    "data.filter_overlong_prompts": Honoured("Whether overlong rows are dropped at the start."),
+    "data.truncation": Honoured("What happens to an overlong prompt: error, left, right, middle."),
+    "data.trust_remote_code": Honoured("Whether the tokenizer's own code may run."),
+    "data.apply_chat_template_kwargs": Honoured("Arguments that the chat template sees."),
+    # model
+    f"{_MODEL}.path": Honoured("The model that is loaded."),
+    f"{_MODEL}.tokenizer_path": Honoured("The tokenizer that is loaded."),
+    f"{_MODEL}.custom_chat_template": Honoured("The template that turns messages into tokens."),
+    f"{_MODEL}.override_config": Honoured("Fields of the model's config."),
+    f"{_MODEL}.trust_remote_code": Honoured("Whether the model's own code may run."),
+    f"{_MODEL}.enable_gradient_checkpointing": Honoured("Memory against time in the backward pass; the result stays."),
+    # actor
+    f"{_ACTOR}.ppo_mini_batch_size": Honoured("Optimizer steps per training step."),
+    f"{_ACTOR}.ppo_micro_batch_size_per_gpu": Honoured("Sequences per forward/backward; the result stays."),
+    f"{_ACTOR}.use_dynamic_bsz": Honoured("Micro-batches by tokens in place of by sequences; the result stays."),
+    f"{_ACTOR}.ppo_max_token_len_per_gpu": Honoured("Tokens per micro-batch; the result stays."),
+    f"{_ACTOR}.ppo_epochs": Honoured("Passes over each step's batch."),
+    f"{_ACTOR}.shuffle": Honoured("Which sequences share a mini-batch."),
+    f"{_ACTOR}.data_loader_seed": Honoured("The seed of that shuffling."),
+    f"{_ACTOR}.clip_ratio": Honoured("Both clip bounds, unless _low or _high is set."),
+    f"{_ACTOR}.clip_ratio_low": Honoured("The lower clip bound."),
+    f"{_ACTOR}.clip_ratio_high": Honoured("The upper clip bound."),
+    f"{_ACTOR}.clip_ratio_c": Honoured("The dual-clip bound for negative advantages."),
+    f"{_ACTOR}.policy_loss.loss_mode": Honoured("The policy loss: vanilla."),
+    f"{_ACTOR}.loss_agg_mode": Honoured("How token losses become one number."),
+    f"{_ACTOR}.loss_scale_factor": Honoured("The divisor of seq-mean-token-sum-norm."),
+    f"{_ACTOR}.entropy_coeff": Honoured("The weight of the entropy bonus."),
+    f"{_ACTOR}.calculate_entropy": Honoured("Whether actor/entropy is reported while its weight is 0."),
+    f"{_ACTOR}.use_kl_loss": Honoured("Whether the KL to the reference is in the loss, and the reference runs."),
+    f"{_ACTOR}.kl_loss_coef": Honoured("The weight of that KL."),
+    f"{_ACTOR}.kl_loss_type": Honoured("The estimator of that KL."),
+    f"{_ACTOR}.grad_clip": Honoured("The bound of the gradient's norm."),
+    f"{_ACTOR}.optim.lr": Honoured("The learning rate."),
+    f"{_ACTOR}.optim.weight_decay": Honoured("The weight decay."),
+    f"{_ACTOR}.optim.betas": Honoured("Adam's decay rates."),
+    f"{_ACTOR}.optim.eps": Honoured("Adam's ε."),
+    f"{_ACTOR}.optim.lr_warmup_steps": Honoured("Steps of warm-up."),
+    f"{_ACTOR}.optim.lr_warmup_steps_ratio": Honoured("Share of the run that is warm-up."),
+    f"{_ACTOR}.optim.lr_scheduler_type": Honoured("The schedule after the warm-up."),
+    f"{_ACTOR}.optim.min_lr_ratio": Honoured("Where a falling schedule ends."),
+    f"{_ACTOR}.optim.num_cycles": Honoured("Periods of the cosine."),
+    f"{_ACTOR}.optim.total_training_steps": Honoured("The schedule's length."),
+    f"{_ACTOR}.optim.warmup_style": Honoured(
+        "Older name of lr_scheduler_type.", targets=(f"{_ACTOR}.optim.lr_scheduler_type",)
+    ),
+    f"{_ACTOR}.optim.clip_grad": Honoured("Newer name of grad_clip.", targets=(f"{_ACTOR}.grad_clip",)),
+    f"{_ACTOR}.fsdp_config.model_dtype": Honoured("The type of master weights: fp32."),
+    f"{_ACTOR}.fsdp_config.dtype": Honoured("The type of forward and backward."),
+    # rollout
+    f"{_ROLLOUT}.name": Honoured("The engine: hf."),
+    f"{_ROLLOUT}.n": Honoured("Responses per prompt."),
+    f"{_ROLLOUT}.do_sample": Honoured("Sampling or greedy decoding in training."),
+    f"{_ROLLOUT}.temperature": Honoured("The temperature of sampling and of every log-prob."),
+    f"{_ROLLOUT}.top_k": Honoured("The top-k cut."),
+    f"{_ROLLOUT}.top_p": Honoured("The top-p cut."),
+    f"{_ROLLOUT}.repetition_penalty": Honoured("The penalty on tokens already seen."),
+    f"{_ROLLOUT}.ignore_eos": Honoured("Whether the end token ends a response."),
+    f"{_ROLLOUT}.max_model_len": Honoured("The longest prompt + response."),
+    f"{_ROLLOUT}.dtype": Honoured("The engine's type.", targets=("argosy.rollout.dtype",)),
+    f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": Honoured(
+        "Sequences per forward of old log-probs; the result stays."
+    ),
+    f"{_ROLLOUT}.log_prob_use_dynamic_bsz": Honoured("Those forwards by tokens; the result stays."),
+    f"{_ROLLOUT}.log_prob_max_token_len_per_gpu": Honoured("Tokens per such forward; the result stays."),
+    f"{_ROLLOUT}.val_kwargs.do_sample": Honoured("Sampling or greedy decoding in validation."),
+    f"{_ROLLOUT}.val_kwargs.n": Honoured("Responses per validation prompt."),
+    f"{_ROLLOUT}.val_kwargs.temperature": Honoured("The temperature of validation."),
+    f"{_ROLLOUT}.val_kwargs.top_k": Honoured("The top-k cut of validation."),
+    f"{_ROLLOUT}.val_kwargs.top_p": Honoured("The top-p cut of validation."),
+    # ref
+    f"{_REF}.log_prob_micro_batch_size_per_gpu": Honoured("Sequences per forward of the reference; the result stays."),
+    f"{_REF}.log_prob_use_dynamic_bsz": Honoured("Those forwards by tokens; the result stays."),
+    f"{_REF}.log_prob_max_token_len_per_gpu": Honoured("Tokens per such forward; the result stays."),
+    # algorithm
+    "algorithm.adv_estimator": Honoured("The advantage estimator: grpo."),
+    "algorithm.norm_adv_by_std_in_grpo": Honoured("GRPO, or Dr.GRPO's advantages without the standard deviation."),
+    "algorithm.use_kl_in_reward": Honoured("Whether the KL to the reference is in the reward, and the reference runs."),
+    "algorithm.kl_penalty": Honoured("The estimator of that KL."),
+    "algorithm.kl_ctrl.type": Honoured("Whether its coefficient is steered."),
+    "algorithm.kl_ctrl.kl_coef": Honoured("The coefficient."),
+    "algorithm.kl_ctrl.horizon": Honoured("How fast it is steered."),
+    "algorithm.kl_ctrl.target_kl": Honoured("The KL that is aimed at."),
+    # reward
+    "custom_reward_function.path": Honoured("The file with the user's scorer."),
+    "custom_reward_function.name": Honoured("The function in it."),
+    "custom_reward_function.reward_kwargs": Honoured("Its further arguments."),
+    "reward.custom_reward_function.path": Honoured(
+        "Newer name of custom_reward_function.path.", targets=("custom_reward_function.path",)
+    ),
+    "reward.custom_reward_function.name": Honoured(
+        "Newer name of custom_reward_function.name.", targets=("custom_reward_function.name",)
+    ),
+    "reward.custom_reward_function.reward_kwargs": Honoured(
+        "Newer name of custom_reward_function.reward_kwargs.", targets=("custom_reward_function.reward_kwargs",)
+    ),
+    "reward.num_workers": Honoured("Worker processes of the reward service.", targets=("argosy.reward.worker_count",)),
+    "reward_model.num_workers": Honoured("Older name of reward.num_workers.", targets=("argosy.reward.worker_count",)),
+    # trainer
+    "trainer.project_name": Honoured("Names in loggers and the run folder."),
+    "trainer.experiment_name": Honoured("Names in loggers and the run folder."),
+    "trainer.default_local_dir": Honoured("The run folder."),
+    "trainer.total_epochs": Honoured("The run's length in data epochs."),
+    "trainer.total_training_steps": Honoured("The run's length in steps."),
+    "trainer.nnodes": Honoured("Machines of the trainer: 1 until the multi-rank backends arrive, more is refused."),
+    "trainer.n_gpus_per_node": Honoured("Trainer processes: 1 until the multi-rank backends arrive, more is refused."),
+    "trainer.logger": Honoured("Where metrics go."),
+    "trainer.save_freq": Honoured("How often a checkpoint is written."),
+    "trainer.test_freq": Honoured("How often it validates."),
+    "trainer.val_before_train": Honoured("Whether it validates before the first step."),
+    "trainer.val_only": Honoured("Whether it only validates."),
+    "trainer.log_val_generations": Honoured("How many validation answers are shown."),
+    "trainer.rollout_data_dir": Honoured("Where each step's samples are written."),
+    "trainer.validation_data_dir": Honoured("Where validation answers are written."),
+    "trainer.resume_mode": Honoured("Whether, and from what, the run goes on."),
+    "trainer.resume_from_path": Honoured("The checkpoint it goes on from."),
+    "trainer.max_actor_ckpt_to_keep": Honoured("How many checkpoints stay."),
+    "trainer.device": Honoured(
+        "The device of trainer, rollout and reference.",
+        targets=("argosy.trainer.device", "argosy.rollout.device", "argosy.reference.device"),
+    ),
+}

@@ -1,0 +1,164 @@
+"""verl's keys that the result depends on and that aren't there.
+
+Refused, unless the value asks for what is done anyway.
+"""
+
+from __future__ import annotations
+
+from argosy.config.keys.entry import Refused
+
+_MODEL, _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{name}" for name in ("model", "actor", "rollout", "ref"))
+
+_RANKS = "the trainer is one process until the multi-rank backends arrive; leave it out"
+_LORA = "LoRA is not there yet; leave it out to train all weights"
+_IMAGES = "models here read text only; leave it out"
+_CRITIC = "there is no critic yet, and grpo needs none; leave it out"
+_LOSS = "belongs to a policy loss that is not there yet; only policy_loss.loss_mode=vanilla is"
+_ALGORITHM = "arrives with the algorithm families; leave it out"
+_AGENT = "responses are single-turn until agent loops arrive; leave it out"
+_LENGTHS = "one length has one key"
+_REWARD_MODEL = "reward models are not there yet; use custom_reward_function.path"
+_OLD = "verl has dropped this key"
+
+REFUSED: dict[str, Refused] = {
+    # data
+    "data.image_key": Refused(_IMAGES),
+    "data.video_key": Refused(_IMAGES),
+    "data.audio_key": Refused(_IMAGES),
+    "data.tokenizer": Refused(f"set {_MODEL}.tokenizer_path", neutral=(None,)),
+    "data.gen_batch_size": Refused("only dynamic sampling uses it, which is not there yet", neutral=(None,)),
+    "data.custom_cls.*": Refused("custom dataset classes are not there yet; write the rows to a file", neutral=(None,)),
+    "data.sampler.*": Refused("custom samplers are not there yet", neutral=(None,)),
+    "data.datagen.*": Refused("data generation during the run is not there yet", neutral=(None,)),
+    "data.tool_config_path": Refused(_AGENT, neutral=(None,)),
+    "data.max_length": Refused(f"{_OLD}; set data.max_prompt_length and data.max_response_length"),
+    "data.batch_size": Refused(f"{_OLD}; set data.train_batch_size"),
+    # model
+    f"{_MODEL}.lora_rank": Refused(_LORA, neutral=(0, None)),
+    f"{_MODEL}.lora_alpha": Refused(_LORA),
+    f"{_MODEL}.target_modules": Refused(_LORA),
+    f"{_MODEL}.target_parameters": Refused(_LORA, neutral=(None,)),
+    f"{_MODEL}.exclude_modules": Refused(_LORA, neutral=(None,)),
+    f"{_MODEL}.lora_adapter_path": Refused(_LORA, neutral=(None,)),
+    f"{_MODEL}.lora.*": Refused(_LORA),
+    f"{_MODEL}.external_lib": Refused("importing other modules at the start is not there yet", neutral=(None,)),
+    f"{_MODEL}.hf_config_path": Refused(
+        "the config is read from the model's folder; see override_config", neutral=(None,)
+    ),
+    f"{_MODEL}.mtp.*": Refused("multi-token prediction is not there yet"),
+    # actor
+    f"{_ACTOR}.ppo_micro_batch_size": Refused(f"{_OLD}; set {_ACTOR}.ppo_micro_batch_size_per_gpu", neutral=(None,)),
+    f"{_ACTOR}.megatron.*": Refused(f"Megatron: {_RANKS}"),
+    f"{_ACTOR}.ulysses_sequence_parallel_size": Refused(f"sequence parallel: {_RANKS}", neutral=(1,)),
+    f"{_ACTOR}.use_rollout_log_probs": Refused("old log-probs are always the trainer's own for now", neutral=(False,)),
+    f"{_ACTOR}.router_replay.*": Refused("router replay for mixture-of-experts models is not there yet"),
+    f"{_ACTOR}.policy_loss.clip_cov_ratio": Refused(_LOSS),
+    f"{_ACTOR}.policy_loss.clip_cov_lb": Refused(_LOSS),
+    f"{_ACTOR}.policy_loss.clip_cov_ub": Refused(_LOSS),
+    f"{_ACTOR}.policy_loss.kl_cov_ratio": Refused(_LOSS),
+    f"{_ACTOR}.policy_loss.ppo_kl_coef": Refused(_LOSS),
+    f"{_ACTOR}.policy_loss.rollout_correction.*": Refused(_LOSS),
+    f"{_ACTOR}.tau_pos": Refused(_LOSS),
+    f"{_ACTOR}.tau_neg": Refused(_LOSS),
+    f"{_ACTOR}.freeze_vision_tower": Refused(_IMAGES, neutral=(False,)),
+    f"{_ACTOR}.entropy_coef": Refused(f"the key is {_ACTOR}.entropy_coeff, with two f"),
+    f"{_ACTOR}.lr": Refused(f"set {_ACTOR}.optim.lr"),
+    f"{_ACTOR}.optim.optimizer": Refused("only AdamW is there", neutral=("AdamW", "adamw", "adam")),
+    f"{_ACTOR}.optim.optimizer_impl": Refused("only torch's AdamW is there", neutral=("torch.optim",)),
+    f"{_ACTOR}.optim.override_optimizer_config": Refused(
+        "set optim.lr, weight_decay, betas and eps by their own keys", neutral=(None, {})
+    ),
+    f"{_ACTOR}.fsdp_config.fsdp_size": Refused(f"sharding: {_RANKS}", neutral=(-1, 1)),
+    f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size": Refused(f"sequence parallel: {_RANKS}", neutral=(1,)),
+    f"{_ACTOR}.fsdp_config.mixed_precision": Refused(f"set {_ACTOR}.fsdp_config.dtype", neutral=(None,)),
+    f"{_ACTOR}.fsdp_config.mixed_precision.*": Refused(f"set {_ACTOR}.fsdp_config.dtype"),
+    # rollout
+    f"{_ROLLOUT}.prompt_length": Refused(f"{_LENGTHS}: set data.max_prompt_length"),
+    f"{_ROLLOUT}.response_length": Refused(f"{_LENGTHS}: set data.max_response_length"),
+    f"{_ROLLOUT}.micro_batch_size": Refused(f"{_OLD}; the engine batches continuously, see argosy.rollout.slot_count"),
+    f"{_ROLLOUT}.log_prob_micro_batch_size": Refused(
+        f"{_OLD}; set {_ROLLOUT}.log_prob_micro_batch_size_per_gpu", neutral=(None,)
+    ),
+    f"{_ROLLOUT}.use_fire_sampling": Refused("FIRE sampling is not there", neutral=(False,)),
+    f"{_ROLLOUT}.over_sample_rate": Refused("every sample of a step is used", neutral=(0,)),
+    f"{_ROLLOUT}.multi_turn.enable": Refused(_AGENT, neutral=(False,)),
+    f"{_ROLLOUT}.multi_turn.*": Refused(_AGENT, neutral=(None,)),
+    f"{_ROLLOUT}.agent.default_agent_loop": Refused(_AGENT, neutral=("single_turn_agent",)),
+    f"{_ROLLOUT}.agent.agent_loop_config_path": Refused(_AGENT, neutral=(None,)),
+    f"{_ROLLOUT}.agent.custom_async_server.*": Refused(_AGENT, neutral=(None,)),
+    f"{_ROLLOUT}.limit_images": Refused(_IMAGES, neutral=(None,)),
+    f"{_ROLLOUT}.quantization": Refused("quantised rollout is not there", neutral=(None,)),
+    f"{_ROLLOUT}.quantization_config_file": Refused("quantised rollout is not there", neutral=(None,)),
+    f"{_ROLLOUT}.enable_rollout_routing_replay": Refused("router replay is not there yet", neutral=(False,)),
+    f"{_ROLLOUT}.nnodes": Refused("rollout is one process until the elastic fleet arrives", neutral=(0, 1)),
+    f"{_ROLLOUT}.skip_rollout": Refused("replaying old rollouts is not there", neutral=(False,)),
+    f"{_ROLLOUT}.skip.*": Refused("replaying old rollouts is not there", neutral=(False,)),
+    f"{_ROLLOUT}.mtp.*": Refused("multi-token prediction is not there yet"),
+    f"{_ROLLOUT}.seed": Refused("set argosy.seed: sampling noise is keyed by it and the sample's id"),
+    f"{_ROLLOUT}.stop": Refused("set argosy.rollout.stop"),
+    f"{_ROLLOUT}.min_p": Refused("set argosy.rollout.min_p"),
+    # ref
+    f"{_REF}.megatron.*": Refused(f"Megatron: {_RANKS}"),
+    f"{_REF}.ulysses_sequence_parallel_size": Refused(f"sequence parallel: {_RANKS}", neutral=(1,)),
+    f"{_REF}.log_prob_micro_batch_size": Refused(
+        f"{_OLD}; set {_REF}.log_prob_micro_batch_size_per_gpu", neutral=(None,)
+    ),
+    f"{_REF}.model": Refused("the reference is the start model", neutral=(None,)),
+    f"{_REF}.model.*": Refused("the reference is the start model; another one is not there yet"),
+    f"{_REF}.fsdp_config.fsdp_size": Refused(f"sharding: {_RANKS}", neutral=(-1, 1)),
+    # critic
+    "critic.enable": Refused(_CRITIC, neutral=(False, None)),
+    "critic.*": Refused(_CRITIC),
+    "trainer.critic_warmup": Refused(_CRITIC, neutral=(0,)),
+    # algorithm
+    "algorithm.gamma": Refused("grpo doesn't discount; gae, which does, arrives with the critic", neutral=(1,)),
+    "algorithm.lam": Refused("belongs to gae, which arrives with the critic", neutral=(1,)),
+    "algorithm.use_pf_ppo": Refused(_ALGORITHM, neutral=(False,)),
+    "algorithm.pf_ppo.*": Refused(_ALGORITHM),
+    "algorithm.filter_groups": Refused(f"dynamic sampling {_ALGORITHM}", neutral=(None,)),
+    "algorithm.filter_groups.enable": Refused(f"dynamic sampling {_ALGORITHM}", neutral=(False,)),
+    "algorithm.filter_groups.metric": Refused(f"dynamic sampling {_ALGORITHM}", neutral=(None,)),
+    "algorithm.filter_groups.max_num_gen_batches": Refused(f"dynamic sampling {_ALGORITHM}", neutral=(0,)),
+    "algorithm.rollout_correction": Refused(f"rollout correction {_ALGORITHM}", neutral=(None,)),
+    "algorithm.rollout_correction.bypass_mode": Refused(f"rollout correction {_ALGORITHM}", neutral=(False,)),
+    "algorithm.rollout_correction.*": Refused(f"rollout correction {_ALGORITHM}", neutral=(None,)),
+    "algorithm.rollout_is": Refused(f"rollout correction {_ALGORITHM}", neutral=(False, None)),
+    "algorithm.rollout_is_threshold": Refused(f"rollout correction {_ALGORITHM}", neutral=(None,)),
+    "algorithm.kl_ctrl.coef": Refused("the key is algorithm.kl_ctrl.kl_coef"),
+    # reward
+    "reward_model.enable": Refused(_REWARD_MODEL, neutral=(False,)),
+    "reward_model.enable_resource_pool": Refused(_REWARD_MODEL, neutral=(False,)),
+    "reward_model.model.*": Refused(_REWARD_MODEL),
+    "reward_model.rollout.*": Refused(_REWARD_MODEL),
+    "reward_model.style": Refused(_REWARD_MODEL, neutral=("rule",)),
+    "reward_model.reward_manager": Refused(
+        "each sample is scored on its own (verl's naive); dapo, prime and others are not there yet", neutral=("naive",)
+    ),
+    "reward_model.reward_kwargs.*": Refused(
+        "belongs to reward managers (dapo's overlong penalty) that are not there yet"
+    ),
+    "reward_model.reward_loop_source": Refused("reward managers of one's own are not there yet", neutral=("register",)),
+    "reward_model.reward_loop_module_path": Refused("reward managers of one's own are not there yet", neutral=(None,)),
+    "reward_model.reward_loop_class_name": Refused("reward managers of one's own are not there yet", neutral=(None,)),
+    "reward_model.sandbox_fusion.*": Refused("code sandboxes are not there yet", neutral=(None,)),
+    "reward_model.*": Refused(_REWARD_MODEL),
+    "reward.reward_manager.name": Refused(
+        "each sample is scored on its own (verl's naive); dapo, prime and others are not there yet", neutral=("naive",)
+    ),
+    "reward.reward_manager.source": Refused("reward managers of one's own are not there yet", neutral=("register",)),
+    "reward.reward_manager.*": Refused("reward managers of one's own are not there yet", neutral=(None,)),
+    "reward.reward_kwargs.*": Refused("belongs to reward managers (dapo's overlong penalty) that are not there yet"),
+    "reward.reward_model.enable": Refused(_REWARD_MODEL, neutral=(False,)),
+    "reward.reward_model.*": Refused(_REWARD_MODEL),
+    "reward.sandbox_fusion.*": Refused("code sandboxes are not there yet", neutral=(None,)),
+    "reward.*": Refused(_REWARD_MODEL),
+    # trainer
+    "trainer.default_hdfs_dir": Refused(
+        "checkpoints go to a folder; mount HDFS and set default_local_dir", neutral=(None,)
+    ),
+    "trainer.remove_previous_ckpt_in_save": Refused(f"{_OLD}; set trainer.max_actor_ckpt_to_keep=1", neutral=(False,)),
+    "trainer.del_local_ckpt_after_load": Refused("a checkpoint is never deleted by loading it", neutral=(False,)),
+    "trainer.val_generations_to_log_to_wandb": Refused(f"{_OLD}; set trainer.log_val_generations"),
+    "trainer.total_steps": Refused("set trainer.total_training_steps"),
+    "trainer.rollout_only": Refused("there is no run without updates; see trainer.val_only", neutral=(False,)),
+}

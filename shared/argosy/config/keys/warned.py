@@ -1,0 +1,146 @@
+"""verl's keys that have nothing to act on here and can't change the result: the run starts and says so."""
+
+from __future__ import annotations
+
+from argosy.config.keys.entry import Warned
+
+_MODEL, _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{name}" for name in ("model", "actor", "rollout", "ref"))
+
+_RAY = "there is no Ray here"
+_OFFLOAD = "the training process keeps its weights and optimizer state where it computes"
+_FSDP = "one training process has nothing to shard"
+_COMPILE = "the model is not compiled"
+_ENGINE = "the embedded engine has no such setting"
+_PROFILER = "traces are always written; see argosy.telemetry"
+_CHUNKS = "log-probs and entropy are always computed in chunks; see argosy.trainer.log_prob_chunk_tokens"
+_SYNC = "weights reach rollout over the services' own stream"
+_STRATEGY = {
+    "megatron": "Megatron arrives with the multi-rank backends",
+    "torchtitan": "torchtitan arrives with the multi-rank backends",
+    "veomni": "veomni arrives with the multi-rank backends",
+    "automodel": "automodel arrives with the multi-rank backends",
+}
+_RETURNED = "the messages and ids of each row are always kept"
+
+WARNED: dict[str, Warned] = {
+    # data
+    "data.return_raw_input_ids": Warned(_RETURNED, neutral=(False,)),
+    "data.return_raw_chat": Warned(_RETURNED, neutral=(True,)),
+    "data.return_full_prompt": Warned(_RETURNED, neutral=(False,)),
+    "data.return_multi_modal_inputs": Warned("rows have no images"),
+    "data.filter_overlong_prompts_workers": Warned("the filter runs in the controller, in one process"),
+    "data.dataloader_num_workers": Warned("rows are read in the controller, in one process"),
+    "data.use_shm": Warned("files are read where they are", neutral=(False,)),
+    "data.need_tools_kwargs": Warned("there are no tools", neutral=(False,)),
+    # model
+    f"{_MODEL}.use_remove_padding": Warned("sequences are always packed without padding", neutral=(True,)),
+    f"{_MODEL}.use_fused_kernels": Warned(_CHUNKS, neutral=(False,)),
+    f"{_MODEL}.fused_kernel_options.*": Warned(_CHUNKS),
+    f"{_MODEL}.use_liger": Warned("Liger's kernels are not used", neutral=(False,)),
+    f"{_MODEL}.use_shm": Warned("the model is read where it is", neutral=(False,)),
+    f"{_MODEL}.enable_activation_offload": Warned(_OFFLOAD, neutral=(False,)),
+    f"{_MODEL}.tiled_mlp.*": Warned("layers are computed whole", neutral=(False,)),
+    # actor
+    f"{_ACTOR}.strategy": Warned(_FSDP, refused_values=_STRATEGY),
+    f"{_ACTOR}.use_torch_compile": Warned(_COMPILE, neutral=(False,)),
+    f"{_ACTOR}.use_fused_kernels": Warned(_CHUNKS, neutral=(False,)),
+    f"{_ACTOR}.use_remove_padding": Warned("sequences are always packed without padding", neutral=(True,)),
+    f"{_ACTOR}.entropy_from_logits_with_chunking": Warned(_CHUNKS, neutral=(True,)),
+    f"{_ACTOR}.entropy_checkpointing": Warned(_CHUNKS),
+    f"{_ACTOR}.checkpoint.save_contents": Warned("a checkpoint always holds model, optimizer, schedule and RNG"),
+    f"{_ACTOR}.checkpoint.load_contents": Warned("a checkpoint is always loaded whole"),
+    f"{_ACTOR}.checkpoint.async_save": Warned("the step waits until its checkpoint is on disk", neutral=(False,)),
+    f"{_ACTOR}.checkpoint.strict": Warned("a checkpoint is always loaded whole", neutral=(True,)),
+    f"{_ACTOR}.checkpoint.mbridge_config.*": Warned("there is no Megatron"),
+    f"{_ACTOR}.profiler.*": Warned(_PROFILER, neutral=(False, None)),
+    f"{_ACTOR}.fsdp_config.param_offload": Warned(_OFFLOAD, neutral=(False,)),
+    f"{_ACTOR}.fsdp_config.optimizer_offload": Warned(_OFFLOAD, neutral=(False,)),
+    f"{_ACTOR}.fsdp_config.grad_offload": Warned(_OFFLOAD, neutral=(False,)),
+    f"{_ACTOR}.fsdp_config.offload_policy": Warned(_OFFLOAD, neutral=(False,)),
+    f"{_ACTOR}.fsdp_config.strategy": Warned(_FSDP, refused_values=_STRATEGY),
+    f"{_ACTOR}.fsdp_config.use_torch_compile": Warned(_COMPILE, neutral=(False,)),
+    f"{_ACTOR}.fsdp_config.seed": Warned("seeds are argosy.seed"),
+    f"{_ACTOR}.fsdp_config.full_determinism": Warned("see argosy.deterministic", neutral=(False,)),
+    f"{_ACTOR}.fsdp_config.entropy_from_logits_with_chunking": Warned(_CHUNKS, neutral=(True,)),
+    f"{_ACTOR}.fsdp_config.wrap_policy.*": Warned(_FSDP),
+    f"{_ACTOR}.fsdp_config.reshard_after_forward": Warned(_FSDP),
+    f"{_ACTOR}.fsdp_config.forward_prefetch": Warned(_FSDP, neutral=(False,)),
+    f"{_ACTOR}.fsdp_config.use_orig_params": Warned(_FSDP, neutral=(False,)),
+    f"{_ACTOR}.fsdp_config.forward_only": Warned("the actor is always trained, the reference never", neutral=(False,)),
+    f"{_ACTOR}.fsdp_config.entropy_checkpointing": Warned(_CHUNKS),
+    # rollout
+    f"{_ROLLOUT}.mode": Warned("every rollout is an asynchronous service", neutral=("async",)),
+    f"{_ROLLOUT}.tensor_model_parallel_size": Warned("the embedded engine is one process", neutral=(1,)),
+    f"{_ROLLOUT}.data_parallel_size": Warned("the embedded engine is one process", neutral=(1,)),
+    f"{_ROLLOUT}.expert_parallel_size": Warned("the embedded engine is one process", neutral=(1,)),
+    f"{_ROLLOUT}.pipeline_model_parallel_size": Warned("the embedded engine is one process", neutral=(1,)),
+    f"{_ROLLOUT}.n_gpus_per_node": Warned("the embedded engine is one process", neutral=(1,)),
+    f"{_ROLLOUT}.gpu_memory_utilization": Warned(
+        "the embedded engine takes memory for argosy.rollout.slot_count sequences, not a share of the GPU"
+    ),
+    f"{_ROLLOUT}.enforce_eager": Warned("the embedded engine never captures graphs", neutral=(True,)),
+    f"{_ROLLOUT}.cudagraph_capture_sizes": Warned("the embedded engine never captures graphs", neutral=(None,)),
+    f"{_ROLLOUT}.free_cache_engine": Warned("rollout keeps its cache during updates", neutral=(False,)),
+    f"{_ROLLOUT}.max_num_batched_tokens": Warned("see argosy.rollout.prefill_token_budget"),
+    f"{_ROLLOUT}.max_num_seqs": Warned("see argosy.rollout.slot_count"),
+    f"{_ROLLOUT}.enable_chunked_prefill": Warned("prefill is bounded by argosy.rollout.prefill_token_budget"),
+    f"{_ROLLOUT}.enable_prefix_caching": Warned("a group's prompt is always computed once", neutral=(True,)),
+    f"{_ROLLOUT}.load_format": Warned("rollout loads the model's folder, then takes the trainer's weights"),
+    f"{_ROLLOUT}.layered_summon": Warned(_SYNC, neutral=(False,)),
+    f"{_ROLLOUT}.layer_name_map.*": Warned(_SYNC),
+    f"{_ROLLOUT}.update_weights_bucket_megabytes": Warned(f"{_SYNC}; see argosy.rpc.chunk_bytes"),
+    f"{_ROLLOUT}.checkpoint_engine.*": Warned(_SYNC),
+    f"{_ROLLOUT}.multi_stage_wake_up": Warned(_ENGINE, neutral=(False,)),
+    f"{_ROLLOUT}.disable_log_stats": Warned("the engine's state is in traces and status", neutral=(True,)),
+    f"{_ROLLOUT}.calculate_log_probs": Warned("log-probs of the sampled tokens are always returned", neutral=(True,)),
+    f"{_ROLLOUT}.logprobs_mode": Warned(
+        "log-probs are always those of the distribution sampled from", neutral=("processed_logprobs",)
+    ),
+    f"{_ROLLOUT}.skip_tokenizer_init": Warned("tokens go in and out", neutral=(True,)),
+    f"{_ROLLOUT}.engine_kwargs": Warned(_ENGINE, neutral=({}, None)),
+    f"{_ROLLOUT}.engine_kwargs.*": Warned(_ENGINE, neutral=(None, {})),
+    f"{_ROLLOUT}.agent.num_workers": Warned("the controller sends every prompt itself"),
+    f"{_ROLLOUT}.trace.*": Warned(_PROFILER, neutral=(None, False)),
+    f"{_ROLLOUT}.profiler.*": Warned(_PROFILER, neutral=(None, False)),
+    f"{_ROLLOUT}.prometheus.*": Warned("there is no Prometheus endpoint", neutral=(None, False)),
+    f"{_ROLLOUT}.enable_sleep_mode": Warned(_ENGINE),
+    f"{_ROLLOUT}.scheduling_policy": Warned("requests are admitted in the order they come", neutral=("fcfs",)),
+    # ref
+    f"{_REF}.strategy": Warned(_FSDP, refused_values=_STRATEGY),
+    f"{_REF}.use_torch_compile": Warned(_COMPILE, neutral=(False,)),
+    f"{_REF}.entropy_from_logits_with_chunking": Warned(_CHUNKS, neutral=(True,)),
+    f"{_REF}.entropy_checkpointing": Warned(_CHUNKS),
+    f"{_REF}.profiler.*": Warned(_PROFILER, neutral=(False, None)),
+    f"{_REF}.fsdp_config.param_offload": Warned(_OFFLOAD, neutral=(False,)),
+    f"{_REF}.fsdp_config.optimizer_offload": Warned("the reference has no optimizer", neutral=(False,)),
+    f"{_REF}.fsdp_config.model_dtype": Warned("see argosy.reference.dtype"),
+    f"{_REF}.fsdp_config.dtype": Warned("see argosy.reference.dtype"),
+    f"{_REF}.fsdp_config.offload_policy": Warned(_OFFLOAD, neutral=(False,)),
+    f"{_REF}.fsdp_config.wrap_policy.*": Warned(_FSDP),
+    f"{_REF}.fsdp_config.reshard_after_forward": Warned(_FSDP),
+    f"{_REF}.fsdp_config.forward_prefetch": Warned(_FSDP, neutral=(False,)),
+    f"{_REF}.fsdp_config.use_orig_params": Warned(_FSDP, neutral=(False,)),
+    f"{_REF}.fsdp_config.forward_only": Warned("the reference is never trained", neutral=(True,)),
+    f"{_REF}.fsdp_config.use_torch_compile": Warned(_COMPILE, neutral=(False,)),
+    f"{_REF}.fsdp_config.strategy": Warned(_FSDP, refused_values=_STRATEGY),
+    # the rest
+    "actor_rollout_ref.hybrid_engine": Warned("services are placed by argosy.placement", neutral=(True,)),
+    "actor_rollout_ref.nccl_timeout": Warned("there is no collective; calls have argosy.rpc.deadline_s"),
+    "actor_rollout_ref.profiler.*": Warned(_PROFILER),
+    "reward_model.launch_reward_fn_async": Warned("rewards are always scored beside other work", neutral=(True,)),
+    "reward_model.profiler.*": Warned(_PROFILER),
+    "trainer.balance_batch": Warned("one training process has nothing to balance", neutral=(False,)),
+    "trainer.max_critic_ckpt_to_keep": Warned("there is no critic", neutral=(None,)),
+    "trainer.ray_wait_register_center_timeout": Warned(_RAY),
+    "trainer.esi_redundant_time": Warned("no instance that expires is known of", neutral=(0,)),
+    "trainer.use_legacy_worker_impl": Warned("there are no verl workers"),
+    "trainer.profile_steps": Warned(_PROFILER, neutral=(None,)),
+    "trainer.controller_nsight_options.*": Warned(_PROFILER),
+    "trainer.worker_nsight_options.*": Warned(_PROFILER),
+    "trainer.npu_profile.*": Warned(_PROFILER),
+    "global_profiler.*": Warned(_PROFILER),
+    "ray_init.*": Warned(_RAY),
+    "ray_kwargs.*": Warned(_RAY),
+    "transfer_queue.*": Warned("the controller holds each step's batch itself", neutral=(False,)),
+    "hydra.*": Warned("the run folder, its log and its resolved configuration are trainer.default_local_dir's"),
+}

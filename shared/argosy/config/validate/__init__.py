@@ -1,0 +1,70 @@
+"""Does the configuration make sense, before any process starts?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from argosy.config.schema import Config
+from argosy.config.validate.files import check_data_files, check_other_paths
+from argosy.config.validate.relations import (
+    check_argosy,
+    check_batches,
+    check_devices,
+    check_lengths,
+    check_optimizer,
+    check_trainer,
+)
+from argosy.config.validate.rules import check_fields
+from argosy.types.errors import ConfigError
+
+__all__ = ["CHECKS", "FILE_CHECKS", "find_problems", "validate", "validate_row_count"]
+
+CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
+    check_batches,
+    check_lengths,
+    check_optimizer,
+    check_trainer,
+    check_argosy,
+    check_devices,
+)
+FILE_CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (check_data_files, check_other_paths)
+
+
+def find_problems(config: Config, *, files: bool = True) -> list[str]:
+    """Every problem, one line each, with the full path, what was given and what to do.
+
+    `files=False` leaves the file system out. Where single fields are wrong, what depends on them isn't looked at.
+    """
+    checks = (*CHECKS, *FILE_CHECKS) if files else CHECKS
+    problems = list(check_fields(config))
+    out_of_range = {problem.partition(":")[0] for problem in problems if ": got " in problem}
+    if out_of_range:
+        checks = FILE_CHECKS if files else ()
+    for check in checks:
+        problems += check(config)
+    return problems
+
+
+def validate(config: Config) -> None:
+    """Raises ConfigError that lists every problem (exit code 2)."""
+    problems = find_problems(config)
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def validate_row_count(config: Config, row_count: int, *, filtered_count: int = 0) -> None:
+    """Refuse data of which not even one batch can be made (case C10), once the rows are known.
+
+    `row_count` rows are left after `filtered_count` overlong ones were dropped. Raises ConfigError.
+    """
+    wanted = config.data.train_batch_size
+    if row_count >= wanted:
+        return
+    dropped = f" ({filtered_count} more were dropped as longer than data.max_prompt_length=" if filtered_count else ""
+    if dropped:
+        dropped += f"{config.data.max_prompt_length})"
+    raise ConfigError(
+        f"data.train_files: {row_count} rows{dropped}, fewer than one batch of data.train_batch_size={wanted}: "
+        "the run would end after 0 steps. "
+        + (f"Set data.train_batch_size (and ppo_mini_batch_size) to at most {row_count}" if row_count else "Give rows")
+    )

@@ -1,0 +1,75 @@
+"""Files and folders that must be there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from argosy.config.schema import Config
+
+
+def check_data_files(config: Config) -> Iterator[str]:
+    """Training and validation files: named, there, not empty."""
+    data, trainer = config.data, config.trainer
+    if not data.train_files and not trainer.val_only:
+        yield "data.train_files: must name at least one Parquet, JSON or JSONL file"
+    validates = trainer.val_before_train or trainer.test_freq > 0 or trainer.val_only
+    if not data.val_files and validates:
+        yield (
+            f"data.val_files: must name at least one file, since trainer.val_before_train="
+            f"{str(trainer.val_before_train).lower()} and trainer.test_freq={trainer.test_freq}; to train without "
+            "validation set trainer.val_before_train=false trainer.test_freq=-1"
+        )
+    for key, files in (("data.train_files", data.train_files), ("data.val_files", data.val_files)):
+        for name in files:
+            yield from _check_file(key, name)
+        repeated = sorted({name for name in files if files.count(name) > 1})
+        if repeated:
+            yield f"{key}: names {', '.join(repeated)} more than once"
+
+
+def check_other_paths(config: Config) -> Iterator[str]:
+    """The model's folder, the scorer's file, the checkpoint, etcd's binary, the run folder."""
+    model = config.actor_rollout_ref.model
+    if not model.path:
+        yield "actor_rollout_ref.model.path: must name a model: a folder, or a name on the hub"
+    else:
+        yield from _check_model("actor_rollout_ref.model.path", model.path, "config.json")
+    if model.tokenizer_path is not None:
+        yield from _check_model("actor_rollout_ref.model.tokenizer_path", model.tokenizer_path, "tokenizer_config.json")
+    if config.custom_reward_function.path is not None:
+        yield from _check_file("custom_reward_function.path", config.custom_reward_function.path)
+    if config.trainer.resume_from_path and not Path(config.trainer.resume_from_path).expanduser().is_dir():
+        yield f"trainer.resume_from_path: no such folder: {config.trainer.resume_from_path}"
+    if config.argosy.membership.etcd_binary is not None:
+        yield from _check_file("argosy.membership.etcd_binary", config.argosy.membership.etcd_binary)
+    folder = config.run_folder
+    blocking = next((parent for parent in (folder, *folder.parents) if parent.exists()), None)
+    if blocking is not None and not blocking.is_dir():
+        yield f"trainer.default_local_dir: can't make the folder {folder}: {blocking} is a file"
+
+
+def _check_file(key: str, name: str) -> Iterator[str]:
+    path = Path(name).expanduser()
+    if not path.exists():
+        yield f"{key}: no such file: {name}{_relative_to(path)}"
+    elif path.is_dir():
+        yield f"{key}: is a folder: {name}; name the files in it"
+    elif path.stat().st_size == 0:
+        yield f"{key}: the file is empty: {name}"
+
+
+def _check_model(key: str, name: str, needed: str) -> Iterator[str]:
+    """A folder must hold the file that is needed; a hub name such as `owner/model` is looked up when it is loaded."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / needed).is_file():
+            yield f"{key}: the folder {name} has no {needed}: it isn't a Hugging Face model folder"
+    elif path.is_file():
+        yield f"{key}: is a file: {name}; wants a model folder (`argosy model import` makes one of a GGUF file)"
+    elif name.startswith(("/", ".", "~")) or name.count("/") > 1:
+        yield f"{key}: no such folder: {name}{_relative_to(path)}"
+
+
+def _relative_to(path: Path) -> str:
+    return "" if path.is_absolute() else f" (seen from {Path.cwd()})"

@@ -1,0 +1,212 @@
+"""Fields that must fit each other."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+from argosy.config.schema import Config
+from argosy.config.validate.rules import one_of
+
+GROUP_ESTIMATORS = frozenset({"grpo"})
+"""Estimators whose baseline is the group's mean: with one response per prompt every advantage is 0."""
+LOGGERS = ("console", "file", "tensorboard", "wandb")
+_MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
+
+
+def check_batches(config: Config) -> Iterator[str]:
+    """Groups, mini-batches, micro-batches."""
+    data, actor, rollout = config.data, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    estimator = config.algorithm.adv_estimator
+    if estimator in GROUP_ESTIMATORS and rollout.n < 2:
+        yield (
+            f"actor_rollout_ref.rollout.n: got {rollout.n} with algorithm.adv_estimator={estimator}, "
+            f"which compares the responses of one prompt: with {rollout.n} each advantage is 0 and nothing is learned; "
+            "wants ≥ 2 (5, 8 and 16 are usual)"
+        )
+    if estimator in GROUP_ESTIMATORS and not rollout.do_sample and rollout.n > 1:
+        yield (
+            f"actor_rollout_ref.rollout.do_sample: got false with rollout.n={rollout.n}: greedy responses of one "
+            "prompt are all the same, and nothing is learned; set it true"
+        )
+    mini, batch = actor.ppo_mini_batch_size, data.train_batch_size
+    if mini > batch:
+        yield (
+            f"actor_rollout_ref.actor.ppo_mini_batch_size: got {mini} for data.train_batch_size={batch}: a mini-batch "
+            f"is a part of the batch (both count prompts); wants ≤ {batch}"
+        )
+    elif mini >= 1 and batch % mini:
+        yield (
+            f"actor_rollout_ref.actor.ppo_mini_batch_size: got {mini}, which doesn't divide data.train_batch_size="
+            f"{batch} ({batch} = {batch // mini} × {mini} + {batch % mini}); {_divisors_near(batch, mini)}"
+        )
+    yield from _check_micro_batches(config)
+
+
+def _divisors_near(batch: int, mini: int) -> str:
+    below = max(d for d in range(1, mini + 1) if batch % d == 0)
+    above = min(d for d in range(mini, batch + 1) if batch % d == 0)
+    return f"nearest that do: {below} and {above}"
+
+
+def _check_micro_batches(config: Config) -> Iterator[str]:
+    actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
+    micro, sequences = actor.ppo_micro_batch_size_per_gpu, actor.ppo_mini_batch_size * n
+    if micro is not None and not actor.use_dynamic_bsz and micro > sequences:
+        yield (
+            f"{_MICRO}: got {micro} for mini-batches of {sequences} sequences (ppo_mini_batch_size "
+            f"{actor.ppo_mini_batch_size} × rollout.n {n}); wants ≤ {sequences}"
+        )
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    budgets = {
+        "actor.ppo_max_token_len_per_gpu": actor.ppo_max_token_len_per_gpu,
+        "rollout.log_prob_max_token_len_per_gpu": config.actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu,
+        "ref.log_prob_max_token_len_per_gpu": config.actor_rollout_ref.ref.log_prob_max_token_len_per_gpu,
+    }
+    in_use = {
+        "actor.ppo_max_token_len_per_gpu": actor.use_dynamic_bsz or micro is None,
+        "rollout.log_prob_max_token_len_per_gpu": _by_tokens(config.actor_rollout_ref.rollout),
+        "ref.log_prob_max_token_len_per_gpu": config.needs_reference and _by_tokens(config.actor_rollout_ref.ref),
+    }
+    for name, budget in budgets.items():
+        if in_use[name] and budget < longest:
+            yield (
+                f"actor_rollout_ref.{name}: got {budget}, less than one sequence may have "
+                f"(data.max_prompt_length + data.max_response_length = {longest}); wants ≥ {longest}"
+            )
+
+
+def _by_tokens(section: object) -> bool:
+    micro = getattr(section, "log_prob_micro_batch_size_per_gpu", None)
+    return micro is None or bool(getattr(section, "log_prob_use_dynamic_bsz", False))
+
+
+def check_lengths(config: Config) -> Iterator[str]:
+    """Prompt, response and context."""
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    if rollout.max_model_len is not None and rollout.max_model_len <= data.max_prompt_length:
+        yield (
+            f"actor_rollout_ref.rollout.max_model_len: got {rollout.max_model_len} with data.max_prompt_length="
+            f"{data.max_prompt_length}: no room for a response; wants > {data.max_prompt_length}"
+        )
+    if config.argosy.rollout.min_response_length > data.max_response_length:
+        yield (
+            f"argosy.rollout.min_response_length: got {config.argosy.rollout.min_response_length}, more than "
+            f"data.max_response_length={data.max_response_length}"
+        )
+
+
+def check_optimizer(config: Config) -> Iterator[str]:
+    """Betas, warm-up and schedule."""
+    optim = config.actor_rollout_ref.actor.optim
+    if not all(0 <= beta < 1 for beta in optim.betas):
+        yield f"actor_rollout_ref.actor.optim.betas: got {list(optim.betas)}, wants both ≥ 0 and < 1"
+    lengths = {
+        "actor_rollout_ref.actor.optim.total_training_steps": optim.total_training_steps,
+        "trainer.total_training_steps": config.trainer.total_training_steps or -1,
+    }
+    for path, steps in lengths.items():
+        if 0 < steps < optim.lr_warmup_steps:
+            yield (
+                f"actor_rollout_ref.actor.optim.lr_warmup_steps: got {optim.lr_warmup_steps}, more than {path}={steps}"
+                ": the learning rate would never reach its peak"
+            )
+            return
+
+
+def check_trainer(config: Config) -> Iterator[str]:
+    """Machines, loggers, resume, validation."""
+    trainer = config.trainer
+    for path, count in (("trainer.nnodes", trainer.nnodes), ("trainer.n_gpus_per_node", trainer.n_gpus_per_node)):
+        if count != 1:
+            yield (
+                f"{path}: got {count}; the trainer is one process until the multi-rank backends arrive; wants 1. "
+                "(Batch sizes are global, so they stay as they are.)"
+            )
+    for name in trainer.logger:
+        if name not in LOGGERS:
+            yield f"trainer.logger: got {name!r}, wants a list of {one_of(LOGGERS)}"
+    if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
+        yield "trainer.resume_from_path: must name a global_step_N folder, since trainer.resume_mode=resume_path"
+    if trainer.resume_mode != "resume_path" and trainer.resume_from_path:
+        yield (
+            f"trainer.resume_from_path: got {trainer.resume_from_path!r}, but trainer.resume_mode="
+            f"{trainer.resume_mode} doesn't read it; set trainer.resume_mode=resume_path"
+        )
+    yield from _check_validation(config)
+
+
+def _check_validation(config: Config) -> Iterator[str]:
+    trainer, sampling = config.trainer, config.actor_rollout_ref.rollout.val_kwargs
+    if trainer.val_only and not trainer.val_before_train:
+        yield "trainer.val_before_train: got false with trainer.val_only=true: nothing would be done; set it true"
+    if sampling.n > 1 and (not sampling.do_sample or sampling.temperature == 0):
+        yield (
+            f"actor_rollout_ref.rollout.val_kwargs.n: got {sampling.n} with greedy validation (do_sample="
+            f"{str(sampling.do_sample).lower()}, temperature={sampling.temperature:g}): all {sampling.n} responses "
+            "would be the same; set val_kwargs.do_sample=true and a temperature, or n=1"
+        )
+
+
+def check_argosy(config: Config) -> Iterator[str]:
+    """Placement, staleness, determinism, addresses."""
+    argosy = config.argosy
+    if argosy.max_staleness != 0:
+        yield f"argosy.max_staleness: got {argosy.max_staleness}; training is synchronous for now; wants 0"
+    if argosy.membership.backend == "memory" and argosy.placement != "inprocess":
+        yield (
+            "argosy.membership.backend: got memory, which other processes can't see; set etcd, or "
+            "argosy.placement=inprocess"
+        )
+    if argosy.deterministic:
+        yield from _check_deterministic(config)
+    for name in ("rollout", "trainer", "reference", "reward"):
+        host = getattr(argosy, name).host
+        if not _is_loopback(host) and not argosy.allow_remote_hosts:
+            yield (
+                f"argosy.{name}.host: got {host!r}; calls are neither encrypted nor authenticated, so only loopback is "
+                "accepted; on a network that you trust set argosy.allow_remote_hosts=true"
+            )
+    if argosy.rpc.retry_max_backoff_s < argosy.rpc.retry_initial_backoff_s:
+        yield (
+            f"argosy.rpc.retry_max_backoff_s: got {argosy.rpc.retry_max_backoff_s:g}, less than "
+            f"retry_initial_backoff_s={argosy.rpc.retry_initial_backoff_s:g}"
+        )
+    if argosy.rpc.chunk_bytes > argosy.rpc.max_message_bytes // 2:
+        yield (
+            f"argosy.rpc.chunk_bytes: got {argosy.rpc.chunk_bytes}, wants at most half of "
+            f"max_message_bytes={argosy.rpc.max_message_bytes}"
+        )
+
+
+def _check_deterministic(config: Config) -> Iterator[str]:
+    types = {
+        "argosy.rollout.dtype": config.argosy.rollout.dtype,
+        "argosy.reference.dtype": config.argosy.reference.dtype,
+        "actor_rollout_ref.actor.fsdp_config.dtype": config.actor_rollout_ref.actor.fsdp_config.dtype,
+    }
+    for path, dtype in types.items():
+        if dtype != "float32":
+            yield f"{path}: got {dtype} with argosy.deterministic=true, which holds bit for bit in float32 only"
+    for name in ("rollout", "trainer", "reference"):
+        device = getattr(config.argosy, name).device
+        if device not in ("auto", "cpu"):
+            yield f"argosy.{name}.device: got {device!r} with argosy.deterministic=true, which holds on cpu only"
+
+
+def check_devices(config: Config) -> Iterator[str]:
+    """Device names, of the services that compute."""
+    for name in ("rollout", "trainer", "reference"):
+        device = getattr(config.argosy, name).device
+        kind, _, index = device.partition(":")
+        if device not in ("auto", "cpu", "cuda") and not (kind == "cuda" and index.isdigit()):
+            yield f"argosy.{name}.device: got {device!r}, wants auto, cpu, cuda or cuda:N"
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

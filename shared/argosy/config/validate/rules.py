@@ -1,0 +1,219 @@
+"""Ranges and choices of single fields, as one table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from argosy.config.convert import get_value
+from argosy.config.lookup import show
+from argosy.config.schema import Config
+
+_ACTOR, _ROLLOUT, _REF, _VAL = (
+    f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "ref", "rollout.val_kwargs")
+)
+_OPTIM = f"{_ACTOR}.optim"
+_SERVICES = ("rollout", "trainer", "reference", "reward")
+_DTYPES = ("float32", "bfloat16")
+_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number's bounds; null passes where the field may be null."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    low_open: bool = False
+    """The lower bound itself is refused."""
+    high_open: bool = False
+    also: tuple[int, ...] = ()
+    """Values outside the bounds that mean something of their own, such as -1."""
+
+    def accepts(self, value: float) -> bool:
+        """Whether it lies inside."""
+        if value in self.also:
+            return True
+        above = value > self.low if self.low_open else value >= self.low
+        below = value < self.high if self.high_open else value <= self.high
+        return math.isfinite(value) and above and below
+
+    def __str__(self) -> str:
+        bounds = []
+        if self.low > -math.inf:
+            bounds.append(f"{'>' if self.low_open else '≥'} {self.low:g}")
+        if self.high < math.inf:
+            bounds.append(f"{'<' if self.high_open else '≤'} {self.high:g}")
+        return " or ".join([" and ".join(bounds) or "finite", *map(str, self.also)])
+
+
+POSITIVE = Range(0, low_open=True)
+NOT_NEGATIVE = Range(0)
+COUNT = Range(1)
+OR_OFF = Range(1, also=(-1,))
+UNIT = Range(0, 1)
+
+RANGES: dict[str, Range] = {
+    "data.train_max_samples": OR_OFF,
+    "data.val_max_samples": OR_OFF,
+    "data.max_prompt_length": COUNT,
+    "data.max_response_length": COUNT,
+    "data.train_batch_size": COUNT,
+    "data.val_batch_size": COUNT,
+    "data.seed": NOT_NEGATIVE,
+    f"{_ACTOR}.ppo_mini_batch_size": COUNT,
+    f"{_ACTOR}.ppo_micro_batch_size_per_gpu": COUNT,
+    f"{_ACTOR}.ppo_max_token_len_per_gpu": COUNT,
+    f"{_ACTOR}.ppo_epochs": COUNT,
+    f"{_ACTOR}.data_loader_seed": NOT_NEGATIVE,
+    f"{_ACTOR}.clip_ratio": Range(0, 1, low_open=True),
+    f"{_ACTOR}.clip_ratio_low": Range(0, 1, low_open=True),
+    f"{_ACTOR}.clip_ratio_high": POSITIVE,
+    f"{_ACTOR}.clip_ratio_c": Range(1, low_open=True),
+    f"{_ACTOR}.loss_scale_factor": POSITIVE,
+    f"{_ACTOR}.entropy_coeff": Range(),
+    f"{_ACTOR}.kl_loss_coef": NOT_NEGATIVE,
+    f"{_ACTOR}.grad_clip": POSITIVE,
+    f"{_OPTIM}.lr": NOT_NEGATIVE,
+    f"{_OPTIM}.weight_decay": NOT_NEGATIVE,
+    f"{_OPTIM}.eps": POSITIVE,
+    f"{_OPTIM}.lr_warmup_steps": Range(0, also=(-1,)),
+    f"{_OPTIM}.lr_warmup_steps_ratio": UNIT,
+    f"{_OPTIM}.min_lr_ratio": UNIT,
+    f"{_OPTIM}.num_cycles": POSITIVE,
+    f"{_OPTIM}.total_training_steps": OR_OFF,
+    f"{_ROLLOUT}.n": COUNT,
+    f"{_ROLLOUT}.temperature": POSITIVE,
+    f"{_ROLLOUT}.top_k": Range(1, also=(-1, 0)),
+    f"{_ROLLOUT}.top_p": Range(0, 1, low_open=True),
+    f"{_ROLLOUT}.repetition_penalty": POSITIVE,
+    f"{_ROLLOUT}.max_model_len": Range(2),
+    f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": COUNT,
+    f"{_ROLLOUT}.log_prob_max_token_len_per_gpu": COUNT,
+    f"{_VAL}.n": COUNT,
+    f"{_VAL}.temperature": NOT_NEGATIVE,
+    f"{_VAL}.top_k": Range(1, also=(-1, 0)),
+    f"{_VAL}.top_p": Range(0, 1, low_open=True),
+    f"{_REF}.log_prob_micro_batch_size_per_gpu": COUNT,
+    f"{_REF}.log_prob_max_token_len_per_gpu": COUNT,
+    "algorithm.kl_ctrl.kl_coef": NOT_NEGATIVE,
+    "algorithm.kl_ctrl.horizon": COUNT,
+    "algorithm.kl_ctrl.target_kl": POSITIVE,
+    "trainer.total_epochs": COUNT,
+    "trainer.total_training_steps": COUNT,
+    "trainer.save_freq": OR_OFF,
+    "trainer.test_freq": OR_OFF,
+    "trainer.log_val_generations": NOT_NEGATIVE,
+    "trainer.max_actor_ckpt_to_keep": COUNT,
+    "argosy.seed": NOT_NEGATIVE,
+    "argosy.startup_timeout_s": POSITIVE,
+    "argosy.stop_grace_s": POSITIVE,
+    "argosy.rollout.slot_count": COUNT,
+    "argosy.rollout.prefill_token_budget": COUNT,
+    "argosy.rollout.stream_interval_tokens": COUNT,
+    "argosy.rollout.min_p": Range(0, 1, high_open=True),
+    "argosy.rollout.min_response_length": NOT_NEGATIVE,
+    "argosy.trainer.log_prob_chunk_tokens": COUNT,
+    "argosy.reference.log_prob_chunk_tokens": COUNT,
+    "argosy.reward.worker_count": COUNT,
+    "argosy.reward.timeout_s": POSITIVE,
+    "argosy.reward.max_error_rate": UNIT,
+    "argosy.membership.lease_ttl_s": Range(2),
+    "argosy.rpc.deadline_s": POSITIVE,
+    "argosy.rpc.max_message_bytes": Range(64 * 1024, 2**31 - 1),
+    "argosy.rpc.chunk_bytes": Range(1024),
+    "argosy.rpc.retry_attempts": COUNT,
+    "argosy.rpc.retry_initial_backoff_s": POSITIVE,
+    "argosy.rpc.retry_max_backoff_s": POSITIVE,
+    **{f"argosy.{service}.port": Range(0, 65535) for service in _SERVICES},
+    **{f"argosy.{service}.threads": NOT_NEGATIVE for service in _SERVICES if service != "reward"},
+}
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "data.truncation": ("error", "left", "right", "middle"),
+    f"{_ACTOR}.policy_loss.loss_mode": ("vanilla",),
+    f"{_ACTOR}.loss_agg_mode": ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
+    f"{_ACTOR}.kl_loss_type": (*_ESTIMATORS, *(f"{name}+" for name in _ESTIMATORS)),
+    f"{_OPTIM}.lr_scheduler_type": ("constant", "linear", "cosine", "wsd"),
+    f"{_ACTOR}.fsdp_config.model_dtype": ("fp32", "float32"),
+    f"{_ACTOR}.fsdp_config.dtype": _DTYPES,
+    f"{_ROLLOUT}.name": ("hf",),
+    "algorithm.adv_estimator": ("grpo",),
+    "algorithm.kl_penalty": _ESTIMATORS,
+    "algorithm.kl_ctrl.type": ("fixed", "adaptive"),
+    "trainer.resume_mode": ("auto", "disable", "resume_path"),
+    "argosy.placement": ("local", "inprocess"),
+    "argosy.rollout.dtype": _DTYPES,
+    "argosy.reference.dtype": _DTYPES,
+    "argosy.membership.backend": ("etcd", "memory"),
+}
+
+LATER: dict[str, dict[str, str]] = {
+    "algorithm.adv_estimator": {
+        "gae": "needs a critic, which is not there yet (gae is also verl's default): set algorithm.adv_estimator=grpo",
+        **dict.fromkeys(
+            (
+                "grpo_passk",
+                "reinforce_plus_plus",
+                "reinforce_plus_plus_baseline",
+                "remax",
+                "rloo",
+                "rloo_vectorized",
+                "grpo_vectorized",
+                "opo",
+                "gpg",
+                "optimal_token_baseline",
+                "tir_optimal_token_baseline",
+                "gdpo",
+            ),
+            "arrives with the algorithm families: set algorithm.adv_estimator=grpo",
+        ),
+    },
+    f"{_ACTOR}.policy_loss.loss_mode": dict.fromkeys(
+        (
+            "gspo",
+            "sapo",
+            "gpg",
+            "clip_cov",
+            "kl_cov",
+            "geo_mean",
+            "cispo",
+            "dppo_tv",
+            "dppo_kl",
+            "dro",
+            "bypass_mode",
+        ),
+        "arrives with the algorithm families: vanilla is the one for now",
+    ),
+    f"{_ROLLOUT}.name": dict.fromkeys(
+        ("vllm", "sglang", "trtllm"),
+        "is an engine that is not there yet: set actor_rollout_ref.rollout.name=hf, the embedded engine",
+    ),
+    f"{_ACTOR}.fsdp_config.model_dtype": dict.fromkeys(
+        ("bf16", "bfloat16", "fp16", "float16"),
+        "would lose small updates: master weights are fp32; set actor.fsdp_config.dtype for the type of computing",
+    ),
+    "argosy.placement": {"fleet": "arrives with the elastic fleet: local starts every service on this machine"},
+}
+"""Choices that are refused with a reason of their own."""
+
+
+def check_fields(config: Config) -> Iterable[str]:
+    """Problems of single fields."""
+    for path, bounds in RANGES.items():
+        value = get_value(config, path)
+        if value is not None and not bounds.accepts(value):
+            yield f"{path}: got {show(value)}, wants a value {bounds}"
+    for path, choices in CHOICES.items():
+        value = get_value(config, path)
+        if value in choices:
+            continue
+        reason = LATER.get(path, {}).get(value)
+        yield f"{path}={value} {reason}" if reason else f"{path}: got {value!r}, wants {one_of(choices)}"
+
+
+def one_of(choices: Iterable[str]) -> str:
+    """`a, b or c`."""
+    *most, last = choices
+    return f"{', '.join(most)} or {last}" if most else last
