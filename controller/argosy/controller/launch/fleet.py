@@ -1,0 +1,187 @@
+"""The default way to run: every service a child process on this machine, found through a real etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import logging
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from argosy.config import Config
+from argosy.controller.launch.errors import ChildDiedError
+from argosy.controller.launch.etcd import start_etcd
+from argosy.controller.launch.lock import RunFolderLock
+from argosy.controller.launch.process import ChildSpec
+from argosy.controller.launch.readiness import wait_ready
+from argosy.controller.launch.signals import KILL_HOOKS
+from argosy.controller.launch.supervisor import Supervisor
+from argosy.membership.etcd import EtcdMembership
+from argosy.membership.etcd_client import EtcdOptions
+from argosy.types.records import Member
+
+_LOG = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+_DEATH_NOTICE_S = 1.0
+
+# Children of a higher stage are drained first: who asks others goes before who answers; etcd (0) is the last.
+_STAGES: Mapping[str, int] = {"rollout": 2, "reward": 1, "reference": 1, "trainer": 1}
+
+
+class LocalFleet:
+    """Starts etcd and the services, waits until each can work, and ends them all.
+
+        async with LocalFleet(cfg, run_dir) as fleet:
+            [trainer] = fleet.members["trainer"]
+            await fleet.race(train(fleet.membership, fleet.members))
+
+    `counts` says how many servers of each role to start (default: `services_of(cfg)`). A role's module may be given
+    in `modules`, else it is `argosy.<role>`.
+    """
+
+    def __init__(
+        self,
+        cfg: Config,
+        run_dir: Path,
+        *,
+        counts: Mapping[str, int] | None = None,
+        modules: Mapping[str, str] | None = None,
+    ) -> None:
+        self.members: dict[str, tuple[Member, ...]] = {}
+        """By role, as they were when all had become ready; `membership.watch` says how they are now."""
+        self.membership: EtcdMembership
+        """Set once entered; closed by `stop`."""
+        self._cfg = cfg
+        self._run_dir = run_dir.resolve()
+        self._counts = services_of(cfg) if counts is None else counts
+        self._modules = modules or {}
+        self._lock = RunFolderLock(self._run_dir)
+        self._supervisor: Supervisor | None = None
+
+    async def __aenter__(self) -> Self:
+        self._lock.acquire()
+        KILL_HOOKS.append(self.kill)
+        self._supervisor = Supervisor(self._run_dir / "logs", grace_s=self._cfg.argosy.stop_grace_s)
+        try:
+            await self._supervisor.__aenter__()
+            await self._start(self._supervisor)
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def failed(self) -> asyncio.Future[ChildDiedError]:
+        """Gets the first cause as its result when a child process dies by itself."""
+        if self._supervisor is None:
+            raise RuntimeError("enter the LocalFleet first: async with LocalFleet(...) as fleet")
+        return self._supervisor.failed
+
+    async def race(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """The result of `work`; if a child dies first, `work` is cancelled and ChildDiedError is raised.
+
+        When `work` fails because of a child's death, the death is raised: it is the first cause.
+        """
+        task = asyncio.ensure_future(work)
+        both: set[asyncio.Future[Any]] = {task, self.failed}
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not self.failed.done() and _failure_of(task) is not None:
+                await asyncio.wait({self.failed}, timeout=_DEATH_NOTICE_S)  # a call fails before a death is noticed
+            if self.failed.done():
+                raise self.failed.result() from _failure_of(task)
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.wait({task}, timeout=self._cfg.argosy.stop_grace_s)
+
+    async def stop(self) -> None:
+        """Drain and end everything. Safe to call twice."""
+        try:
+            if hasattr(self, "membership") and self._supervisor is not None:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self.membership.close(), 5.0)
+        finally:
+            if self._supervisor is not None:
+                await self._supervisor.stop()
+            self._lock.release()
+            if self.kill in KILL_HOOKS:
+                KILL_HOOKS.remove(self.kill)
+
+    def kill(self) -> None:
+        """SIGKILL to everything, now: what a second Ctrl-C does (`StopSignals`)."""
+        if self._supervisor is not None:
+            self._supervisor.kill()
+
+    async def _start(self, supervisor: Supervisor) -> None:
+        deadline = time.monotonic() + self._cfg.argosy.startup_timeout_s
+        options = await self._find_etcd(supervisor, deadline)
+        self.membership = EtcdMembership(options)
+        if not self._cfg.argosy.membership.endpoints:
+            await self.membership.forget_members()  # leftovers of a killed run, in an etcd that is ours alone
+        config_path = self._run_dir / "services.yaml"
+        _with_membership(self._cfg, options).save(config_path)
+        incarnations: dict[str, str] = {}
+        for role, count in self._counts.items():
+            for number in range(count):
+                member_id = f"{role}-{number}"
+                incarnations[member_id] = secrets.token_hex(8)
+                argv = [
+                    sys.executable, "-m", self._modules.get(role, f"argosy.{role}"),
+                    "--config", str(config_path), "--member", member_id, "--incarnation", incarnations[member_id],
+                ]  # fmt: skip
+                await supervisor.start(ChildSpec(member_id, argv, stage=_STAGES.get(role, 1)))
+        ready = await self.race(wait_ready(self.membership, incarnations, deadline, self._run_dir / "logs"))
+        for role in self._counts:
+            self.members[role] = tuple(member for member in ready if member.role == role)
+        _LOG.info("the fleet is ready: %s", ", ".join(f"{member.member_id}@{member.address}" for member in ready))
+
+    async def _find_etcd(self, supervisor: Supervisor, deadline: float) -> EtcdOptions:
+        settings = self._cfg.argosy.membership
+        if settings.endpoints:
+            return EtcdOptions(
+                tuple(settings.endpoints),
+                prefix=f"{settings.prefix}/local-{_folder_tag(self._run_dir)}",
+                lease_ttl_s=settings.lease_ttl_s,
+            )
+        endpoint = await start_etcd(
+            supervisor, settings.etcd_binary, self._run_dir / "etcd", timeout_s=deadline - time.monotonic()
+        )
+        return EtcdOptions((endpoint,), prefix=settings.prefix, lease_ttl_s=settings.lease_ttl_s)
+
+
+def _failure_of(task: asyncio.Future[Any]) -> BaseException | None:
+    return task.exception() if task.done() and not task.cancelled() else None
+
+
+def services_of(cfg: Config) -> dict[str, int]:
+    """How many servers of each role this configuration needs; a reference only where a KL term reads it."""
+    counts = {"trainer": 1, "reward": 1, "rollout": 1}
+    if cfg.needs_reference:
+        counts["reference"] = 1
+    return counts
+
+
+def _with_membership(cfg: Config, options: EtcdOptions) -> Config:
+    """The configuration that the services get: with the etcd that was found or started."""
+    membership = dataclasses.replace(cfg.argosy.membership, endpoints=options.endpoints, prefix=options.prefix)
+    return dataclasses.replace(cfg, argosy=dataclasses.replace(cfg.argosy, membership=membership))
+
+
+def _folder_tag(run_dir: Path) -> str:
+    """Tells the local fleets of different run folders apart on a shared etcd; the same after a restart."""
+    return hashlib.sha256(f"{socket.gethostname()}:{os.fspath(run_dir)}".encode()).hexdigest()[:12]

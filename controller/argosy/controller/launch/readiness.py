@@ -1,0 +1,74 @@
+"""A service is ready when its member record and its gRPC health both say so."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from argosy.membership import Membership
+from argosy.types.errors import DeadlineError
+from argosy.types.records import Member, MemberState
+
+_POLL_S = 0.1
+_CALL_S = 2.0
+
+
+async def wait_ready(
+    membership: Membership, incarnations: Mapping[str, str], deadline: float, log_dir: Path
+) -> tuple[Member, ...]:
+    """Wait until each member of `incarnations` (member id → incarnation) is past JOINING and SERVING.
+
+    STALE counts: such a server is up and waits for its weights. `deadline` is on time.monotonic's clock. Raises
+    DeadlineError that names who is missing and where to look.
+    """
+    seen: dict[str, Member] = {}
+    serving: set[str] = set()
+    watch = membership.watch()
+    try:
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            async for snapshot in watch:
+                seen = {member.member_id: member for member in snapshot if _is_this_life(member, incarnations)}
+                joined = [member for member in seen.values() if member.state is not MemberState.JOINING]
+                for member in joined:
+                    if member.member_id not in serving:
+                        await _wait_serving(member.address)
+                        serving.add(member.member_id)
+                if serving.issuperset(incarnations):
+                    return tuple(seen[member_id] for member_id in incarnations)
+    except TimeoutError as error:
+        raise DeadlineError(_complaint(incarnations, seen, serving, log_dir)) from error
+    raise DeadlineError("membership was closed before the fleet was ready")
+
+
+def _is_this_life(member: Member, incarnations: Mapping[str, str]) -> bool:
+    wanted = incarnations.get(member.member_id)
+    return wanted is not None and member.incarnation.partition(".")[0] == wanted
+
+
+async def _wait_serving(address: str) -> None:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)  # its published types lack the methods
+        while True:
+            try:
+                answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_CALL_S)
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+            except grpc.aio.AioRpcError:
+                pass  # not listening yet; the caller's deadline bounds us
+            await asyncio.sleep(_POLL_S)
+
+
+def _complaint(incarnations: Mapping[str, str], seen: Mapping[str, Member], serving: set[str], log_dir: Path) -> str:
+    lines = ["the fleet was not ready in time (argosy.startup_timeout_s):"]
+    for member_id in incarnations:
+        if member_id not in serving:
+            member = seen.get(member_id)
+            state = "has not registered" if member is None else f"is {member.state.value}, its health is not SERVING"
+            lines.append(f"  {member_id} {state}; see {log_dir / f'{member_id}.log'}")
+    return "\n".join(lines)

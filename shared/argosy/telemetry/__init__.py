@@ -1,0 +1,1 @@
+"""Traces and logs of a process."""
