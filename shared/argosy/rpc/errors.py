@@ -9,6 +9,7 @@ needs no details to be understood.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import cast
 
 import grpc
@@ -76,7 +77,7 @@ def as_argosy_error(error: BaseException) -> errors.ArgosyError:
 def to_status(error: BaseException) -> status_pb2.Status:
     """The google.rpc.Status for an exception. What isn't ours is a defect: INTERNAL, with its type and text."""
     ours = as_argosy_error(error)
-    reason = _reason_of(type(ours))
+    reason = to_reason(ours)
     info = error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=_bounded(ours.metadata))
     details = [_packed(info)]
     if isinstance(ours, errors.OverloadedError):
@@ -94,14 +95,26 @@ def from_rpc_error(error: grpc.aio.AioRpcError, *, peer: str = "") -> errors.Arg
     message = f"{peer}: {text}" if peer else text
     metadata = dict(info.metadata) if info is not None else {}
     if info is not None and info.domain == DOMAIN and info.reason in REASONS:
-        kind = REASONS[info.reason][0]
-    elif error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and any(known in text for known in _OVERSIZE_TEXTS):
+        return from_reason(info.reason, message, metadata, retry_after_s)
+    kind = _BY_CODE.get(error.code(), errors.InternalError)
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and any(known in text for known in _OVERSIZE_TEXTS):
         kind = errors.MessageTooLargeError
-    else:
-        kind = _BY_CODE.get(error.code(), errors.InternalError)
-        if kind is errors.InternalError:
-            message = f"{message} ({error.code().name})"
+    elif kind is errors.InternalError:
+        message = f"{message} ({error.code().name})"
     return _made(kind, message, retry_after_s, metadata)
+
+
+def to_reason(error: errors.ArgosyError) -> str:
+    """ErrorInfo.reason of one of ours: that of its class, or of the nearest ancestor that has one."""
+    return next((_REASON_OF[kind] for kind in type(error).__mro__ if kind in _REASON_OF), "INTERNAL")
+
+
+def from_reason(
+    reason: str, message: str, metadata: Mapping[str, str], retry_after_s: float | None = None
+) -> errors.ArgosyError:
+    """Our exception for an ErrorInfo.reason; InternalError for one that is unknown here."""
+    kind = REASONS[reason][0] if reason in REASONS else errors.InternalError
+    return _made(kind, message, retry_after_s, dict(metadata))
 
 
 def _cut(text: str, limit_bytes: int) -> str:
@@ -133,13 +146,6 @@ def _made(
         made = kind(message)
     made.metadata = metadata  # not as keywords: a foreign key may be no Python identifier, or "message"
     return made
-
-
-def _reason_of(kind: type[errors.ArgosyError]) -> str:
-    for ancestor in kind.__mro__:
-        if ancestor in _REASON_OF:
-            return _REASON_OF[ancestor]
-    return "INTERNAL"
 
 
 def _details_of(error: grpc.aio.AioRpcError) -> tuple[error_details_pb2.ErrorInfo | None, float | None]:

@@ -1,0 +1,91 @@
+"""ControllerService: runs and members."""
+
+from __future__ import annotations
+
+from argosy.api.controller.v1 import controller_service_pb2 as pb
+from argosy.rpc.codec.common import optional_version_from_pb, version_to_pb
+from argosy.types.errors import InternalError
+from argosy.types.records import Member, MemberState, RunStatus
+
+_RUN_STATES = {
+    "starting": pb.RUN_STATE_STARTING,
+    "running": pb.RUN_STATE_RUNNING,
+    "paused": pb.RUN_STATE_PAUSED,
+    "stopping": pb.RUN_STATE_STOPPING,
+    "finished": pb.RUN_STATE_FINISHED,
+    "failed": pb.RUN_STATE_FAILED,
+}
+_RUN_STATES_BACK = {code: state for state, code in _RUN_STATES.items()}
+
+_MEMBER_STATES = {
+    MemberState.JOINING: pb.MEMBER_STATE_JOINING,
+    MemberState.STALE: pb.MEMBER_STATE_STALE,
+    MemberState.READY: pb.MEMBER_STATE_READY,
+    MemberState.DRAINING: pb.MEMBER_STATE_DRAINING,
+    MemberState.QUARANTINED: pb.MEMBER_STATE_QUARANTINED,
+}
+_MEMBER_STATES_BACK = {code: state for state, code in _MEMBER_STATES.items()}
+
+
+def run_to_pb(run: RunStatus) -> pb.Run:
+    """A run as a message."""
+    return pb.Run(
+        run_id=run.run_id,
+        state=_RUN_STATES[run.state],
+        step=run.step,
+        total_step_count=run.total_steps,
+        term=run.term,
+        version=None if run.version is None else version_to_pb(run.version),
+        stage=run.stage,
+        metrics=run.metrics,
+        message=run.message,
+    )
+
+
+def run_from_pb(message: pb.Run) -> RunStatus:
+    """A run as a record. InternalError if its state is unknown here."""
+    if message.state not in _RUN_STATES_BACK:
+        raise InternalError(f"run {message.run_id!r} is in state {message.state}, unknown here")
+    return RunStatus(
+        run_id=message.run_id,
+        state=_RUN_STATES_BACK[message.state],
+        step=message.step,
+        total_steps=message.total_step_count,
+        term=message.term,
+        version=optional_version_from_pb(message),
+        stage=message.stage,
+        metrics=dict(message.metrics),
+        message=message.message,
+    )
+
+
+def member_to_pb(member: Member) -> pb.Member:
+    """A member as a message."""
+    return pb.Member(
+        member_id=member.member_id,
+        role=member.role,
+        address=member.address,
+        incarnation=member.incarnation,
+        pool=member.pool,
+        engine=member.engine,
+        capabilities=member.capabilities,
+        state=_MEMBER_STATES[member.state],
+        version=None if member.version is None else version_to_pb(member.version),
+    )
+
+
+def member_from_pb(message: pb.Member) -> Member:
+    """A member as a record. InternalError if its state is unknown here."""
+    if message.state not in _MEMBER_STATES_BACK:
+        raise InternalError(f"member {message.member_id!r} is in state {message.state}, unknown here")
+    return Member(
+        member_id=message.member_id,
+        role=message.role,
+        address=message.address,
+        incarnation=message.incarnation,
+        pool=message.pool or "default",
+        engine=message.engine,
+        capabilities=dict(message.capabilities),
+        state=_MEMBER_STATES_BACK[message.state],
+        version=optional_version_from_pb(message),
+    )
