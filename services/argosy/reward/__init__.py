@@ -1,0 +1,1 @@
+"""The reward service: scorers in worker processes. Importing it loads neither torch nor sympy nor grpc."""

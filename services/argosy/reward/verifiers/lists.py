@@ -1,0 +1,105 @@
+r"""Answers of several members: `1, 2`, `x=4 \text{ and } x=9`, `(0, 1]`, `\{4, 9\}` (cases A1, A3, A6, A13).
+
+A bare list and a set in braces have no order; round and square brackets have one, and the kind of bracket counts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from argosy.reward.verifiers.latex import TEXT_CLOSE, TEXT_OPEN, plain, unwrap
+
+MOST_ITEMS = 100
+"""A longer list is compared by its spelling only."""
+_GROUPED_NUMBER = re.compile(r"[-+]?\s*[$€£]?\s*\d{1,3}(?:,\d{3}){1,5}(?:\.\d+)?(?![\d,])\D*")
+_JOINER = re.compile(rf"{TEXT_OPEN}\s*(?:,?\s*)(?:and|or)\s*{TEXT_CLOSE}|,?\s+(?:and|or)\s+")
+_NAME = re.compile(
+    r"\s*([A-Za-z](?:_\{?\w\}?)?|[A-Za-z]\([A-Za-z]\)|\([A-Za-z](?:,\s*[A-Za-z])+\)"
+    r"|(?:\\(?:angle|overline|triangle)\s*)?\{?[A-Z]{2,4}\}?)\s*=(?!=)\s*"
+)
+"""`x =`, `x_1 =`, `f(x) =`, `(x, y) =`, `AB =`, `\\angle ABC =`."""
+_SET = re.compile(r"\\\{(.*)\\\}", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """The members of an answer, and what holds them together."""
+
+    texts: tuple[str, ...]
+    shape: str
+    """"" for a bare list or a set, else the two brackets, as in "(]"."""
+
+    @property
+    def is_single(self) -> bool:
+        """One bare member: not a list at all."""
+        return len(self.texts) == 1 and not self.shape
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the order of the members counts."""
+        return bool(self.shape)
+
+
+def split_items(text: str) -> Items:
+    r"""The members of an answer at its top level; the whole text if it is no list.
+
+    >>> split_items("(3,480)"), split_items("3,480").texts, split_items("x=4 and x=9").texts
+    (Items(texts=('3', '480'), shape='()'), ('3,480',), ('x=4', 'x=9'))
+    """
+    bare = plain(unwrap(text))
+    if _GROUPED_NUMBER.fullmatch(bare):
+        return Items((bare,), "")
+    braces = _SET.fullmatch(bare)
+    if braces:
+        return Items(_top_level(braces.group(1)), "")
+    named = _NAME.match(bare)
+    inner = bare[named.end() :] if named else bare
+    shape = _brackets(inner)
+    if shape:
+        members = _top_level(inner[1:-1])
+        if len(members) > 1:
+            # The name stays with the first member, so that D=(0,1) is not E=(0,1).
+            name = named.group(1) if named else "("
+            return Items(members if name[0] == "(" else (f"{name}={members[0]}", *members[1:]), shape)
+    members = _top_level(_JOINER.sub(",", bare))
+    return Items(members, "") if 1 < len(members) <= MOST_ITEMS else Items((bare,), "")
+
+
+def without_name(text: str, other: str) -> str:
+    """Drop `x=` if the other text is no equation: `x=5` is 5, `x=2+3=5` too, but `x=5` is not `y=5`.
+
+    >>> without_name("x=5", "5"), without_name("x=5", "y=5"), without_name("5x-2y+9=0", "3")
+    ('5', 'x=5', '5x-2y+9=0')
+    """
+    bare = plain(unwrap(text))
+    named = _NAME.match(bare)
+    return text if named is None or "=" in other else bare.rpartition("=")[2].strip()
+
+
+def _brackets(text: str) -> str:
+    """The brackets that enclose the whole text, or nothing."""
+    if len(text) < 2 or text[0] not in "([" or text[-1] not in ")]":
+        return ""
+    depth = 0
+    for index, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if depth == 0 and index < len(text) - 1:
+            return ""
+    return text[0] + text[-1]
+
+
+def _top_level(text: str) -> tuple[str, ...]:
+    """Split at the commas and semicolons outside of any bracket."""
+    pieces: list[str] = []
+    depth = start = 0
+    for index, character in enumerate(text):
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        elif character in ",;" and depth == 0:
+            pieces.append(text[start:index].strip())
+            start = index + 1
+    pieces.append(text[start:].strip())
+    return tuple(piece for piece in pieces if piece)
