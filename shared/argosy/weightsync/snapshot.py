@@ -7,7 +7,7 @@ import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from argosy.types.errors import NotFoundError
+from argosy.types.errors import InvalidInputError, NotFoundError
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import TensorSpec, WeightChunk, WeightsManifest
 from argosy.weightsync.agreement import verify_agreement
@@ -120,7 +120,7 @@ class Snapshot:
             raise NotFoundError(f"this holder has weights {self.manifest.version.short}, not {version.short}")
         unknown = sorted(set(names) - {spec.name for spec in self.manifest.tensors})
         if unknown:
-            raise NotFoundError(f"weights {version.short} have no tensor {unknown[0]!r}")
+            raise InvalidInputError(f"weights {version.short} have no tensor {unknown[0]!r}", field="names")
         self._reader_count += 1
         try:
             for name in [name for name in self._parts if not names or name in names]:

@@ -127,7 +127,7 @@ async def test_a_receiver_serves_on_what_it_received(snapshot: Snapshot, state: 
 async def test_another_version_or_name_is_not_found(snapshot: Snapshot) -> None:
     with pytest.raises(NotFoundError, match="main@2"):
         await anext(snapshot.stream_weights(PolicyVersion("main", 2, snapshot.manifest.version.digest)))
-    with pytest.raises(NotFoundError, match="nonsense"):
+    with pytest.raises(InvalidInputError, match="nonsense"):
         await anext(snapshot.stream_weights(snapshot.manifest.version, ("nonsense",)))
     named = [c.name async for c in snapshot.stream_weights(snapshot.manifest.version, ("layer.scale",))]
     assert named == ["layer.scale"]

@@ -1,0 +1,219 @@
+"""One Generate stream, shared by all concurrent `generate()` calls of a client.
+
+    generate() ─ Batch ─┐                      ┌─ runs, finished, refused
+    generate() ─ Batch ─┼─► GenerateStream ◄──►│  the server
+    generate() ─ Batch ─┘   (one writer lock,  └─
+                             one reader task)
+
+A Batch gathers the token runs of its samples as they come, so that it has a partial answer for each of them when the
+server dies. Memory is bounded by the samples that the callers themselves have in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import grpc
+
+from argosy.api.rollout.v1 import generate_pb2 as pb
+from argosy.rpc.codec.common import duration_to_pb, read_context_to_pb
+from argosy.rpc.codec.rollout import (
+    finish_reason_from_pb,
+    generated_from_pb,
+    key_from_pb,
+    key_to_pb,
+    refusal_from_pb,
+    sample_request_to_pb,
+)
+from argosy.rpc.errors import from_rpc_error
+from argosy.types.errors import ArgosyError, CorruptDataError, InvalidInputError, UnavailableError
+from argosy.types.records import Completion, FinishReason, Generated, GenerateRequest, VersionRun
+
+MAX_ADD_BYTES = 2 << 20
+"""Samples are put into messages of about this size; one larger sample goes alone."""
+
+
+class Partial:
+    """A sample in flight, with the tokens that have come."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.request = request
+        self.token_ids = list(request.generated.token_ids)
+        self.log_probs = list(request.generated.log_probs)
+        self.versions = list(request.generated.versions)
+
+    def extend(self, offset: int, tokens: Generated) -> None:
+        """Append a run. CorruptDataError if it doesn't begin where the last one ended."""
+        count = len(tokens.token_ids)
+        if offset != len(self.token_ids) or len(tokens.log_probs) != count:
+            raise CorruptDataError(
+                f"{self.request.key}: a run of {count} tokens with {len(tokens.log_probs)} log-probs came at {offset}, "
+                f"expected at {len(self.token_ids)}"
+            )
+        if sum(run.token_count for run in tokens.versions) != count:
+            raise CorruptDataError(f"{self.request.key}: the versions of a run do not cover its {count} tokens")
+        self.token_ids.extend(tokens.token_ids)
+        self.log_probs.extend(tokens.log_probs)
+        for run in tokens.versions:
+            self._add_version(run)
+
+    def _add_version(self, run: VersionRun) -> None:
+        if self.versions and self.versions[-1].version == run.version:
+            run = VersionRun(run.version, self.versions.pop().token_count + run.token_count)
+        self.versions.append(run)
+
+    def completion(self, reason: FinishReason, member_id: str, **fields: Any) -> Completion:
+        """What the sample has, as an answer."""
+        return Completion(
+            sample_id=self.request.sample_id,
+            token_ids=tuple(self.token_ids),
+            log_probs=tuple(self.log_probs),
+            versions=tuple(self.versions),
+            finish_reason=reason,
+            purpose=self.request.purpose,
+            member_id=member_id,
+            **fields,
+        )
+
+
+class Batch:
+    """The samples of one `generate()` call; `events` brings its completions, and at most one error, the last."""
+
+    def __init__(self, requests: Sequence[GenerateRequest]) -> None:
+        self.waiting = {request.key: Partial(request) for request in requests}
+        self.events: asyncio.Queue[Completion | ArgosyError] = asyncio.Queue()  # bounded by the requests
+        if len(self.waiting) != len(requests):
+            raise InvalidInputError("a sample was asked for twice in one call", field="sample_id")
+
+    def fail(self, error: ArgosyError, member_id: str) -> None:
+        """The server is lost: give out what each sample has, then the error."""
+        for partial in self.waiting.values():
+            self.events.put_nowait(partial.completion(FinishReason.FAILED, member_id, error=error.message))
+        self.waiting.clear()
+        self.events.put_nowait(error)
+
+
+class GenerateStream:
+    """One life of the stream. When it breaks, every batch on it gets its partial answers and an error."""
+
+    def __init__(self, call: grpc.aio.StreamStreamCall[pb.GenerateRequest, pb.GenerateResponse], peer: str) -> None:
+        self._call = call
+        self._peer = peer
+        self._owners: dict[str, Batch] = {}
+        self._write_lock = asyncio.Lock()
+        self._member_id = ""
+        self._begun = False
+        self.ended = False
+        self._reader = asyncio.create_task(self._read())
+
+    async def add(self, batch: Batch, deadline_s: float) -> None:
+        """Send a batch's requests. InvalidInputError if one of its keys is in flight on this stream already."""
+        taken = [key for key in batch.waiting if key in self._owners]
+        if taken:
+            raise InvalidInputError(f"sample {taken[0]} is in flight on {self._peer} already", field="sample_id")
+        self._owners |= dict.fromkeys(batch.waiting, batch)
+        requests = [partial.request for partial in batch.waiting.values()]
+        for samples in _messages(map(sample_request_to_pb, requests)):
+            await self._write(
+                pb.GenerateRequest(add=pb.AddSamples(samples=samples, deadline=duration_to_pb(deadline_s)))
+            )
+
+    async def leave(self, batch: Batch) -> None:
+        """Cancel what a batch still waits for; half-close the stream when nobody is left on it."""
+        keys = [key for key, owner in self._owners.items() if owner is batch]
+        for key in keys:
+            del self._owners[key]
+        if keys and not self.ended:
+            cancelled = [key_to_pb(partial.request) for partial in batch.waiting.values()]
+            await self._write(pb.GenerateRequest(cancel=pb.CancelSamples(keys=cancelled)))
+        if not self._owners and not self.ended:
+            # An idle stream would hold up the server's graceful stop; opening another costs a millisecond.
+            self.ended = True
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await self._call.done_writing()
+
+    async def close(self) -> None:
+        """End the stream at once; the batches on it get an UnavailableError."""
+        self._call.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reader
+
+    async def _write(self, message: pb.GenerateRequest) -> None:
+        async with self._write_lock:
+            if not self._begun:
+                self._begun = True
+                message.context.CopyFrom(read_context_to_pb())
+            # A write fails only when the stream has ended: then the reader has the status and tells the batches.
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await self._call.write(message)
+
+    async def _read(self) -> None:
+        error: ArgosyError = UnavailableError(f"{self._peer} ended the Generate stream with samples in flight")
+        try:
+            async for response in self._call:
+                self._take(response)
+        except grpc.aio.AioRpcError as broken:
+            error = from_rpc_error(broken, peer=self._peer)
+        except ArgosyError as nonsense:
+            error = nonsense
+            self._call.cancel()
+        except asyncio.CancelledError:
+            error = UnavailableError(f"the connection to {self._peer} was closed")
+        finally:
+            self.ended = True
+            owners, self._owners = set(self._owners.values()), {}
+            for batch in owners:
+                batch.fail(error, self._member_id)
+
+    def _take(self, response: pb.GenerateResponse) -> None:
+        if response.context.member_id:
+            self._member_id = response.context.member_id
+        for run in response.runs:
+            owner = self._owners.get(key := key_from_pb(run.key))
+            if owner is not None:  # else it was cancelled meanwhile
+                owner.waiting[key].extend(run.offset, generated_from_pb(run.tokens))
+        for end in response.finished:
+            owner = self._owners.pop(key := key_from_pb(end.key), None)
+            if owner is not None:
+                self._finish(owner, owner.waiting[key], end)
+        for refused in response.refused:
+            self._refuse(refused)
+
+    def _finish(self, batch: Batch, partial: Partial, end: pb.FinishedSample) -> None:
+        key = partial.request.key
+        if end.token_count != len(partial.token_ids):
+            self._owners[key] = batch  # so that the batch learns of the error
+            raise CorruptDataError(f"{key}: {len(partial.token_ids)} tokens came, the server counts {end.token_count}")
+        del batch.waiting[key]
+        batch.events.put_nowait(
+            partial.completion(
+                finish_reason_from_pb(end.finish_reason),
+                self._member_id,
+                text=end.text,
+                error=end.error,
+                cached_prompt_tokens=end.cached_prompt_token_count,
+            )
+        )
+
+    def _refuse(self, refused: pb.RefusedSamples) -> None:
+        owners = {self._owners.pop(key, None) for key in map(key_from_pb, refused.keys)}
+        for batch in owners - {None}:
+            assert batch is not None
+            batch.events.put_nowait(refusal_from_pb(refused, self._peer))
+
+
+def _messages(samples: Iterable[pb.SampleRequest]) -> Iterator[list[pb.SampleRequest]]:
+    """Samples in groups of about MAX_ADD_BYTES, so that no message grows over the limit."""
+    group: list[pb.SampleRequest] = []
+    size_bytes = 0
+    for sample in samples:
+        if group and size_bytes + sample.ByteSize() > MAX_ADD_BYTES:
+            yield group
+            group, size_bytes = [], 0
+        group.append(sample)
+        size_bytes += sample.ByteSize()
+    if group:
+        yield group

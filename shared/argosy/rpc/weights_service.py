@@ -1,0 +1,67 @@
+"""WeightsService over any WeightSource. Trainers and rollout servers serve it alike: newcomers pull from either."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from argosy.api.common.v1 import weights_service_pb2 as pb
+from argosy.api.common.v1 import weights_service_pb2_grpc
+from argosy.roles.weights import WeightSource
+from argosy.rpc.codec.common import manifest_to_pb, version_from_pb, version_to_pb, weight_chunk_to_pb
+from argosy.rpc.gate import Gate
+from argosy.types.errors import InvalidInputError, NotFoundError
+from argosy.types.records import WeightsManifest
+
+NAME = pb.DESCRIPTOR.services_by_name["WeightsService"].full_name
+
+
+class WeightsServicer(weights_service_pb2_grpc.WeightsServiceServicer):
+    """Thin: the source decides what it holds."""
+
+    def __init__(self, source: WeightSource, gate: Gate) -> None:
+        self._source = source
+        self._gate = gate
+
+    async def GetManifest(
+        self, request: pb.GetManifestRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.GetManifestResponse:
+        """See the proto."""
+        self._gate.admit(request.context)
+        manifest = await self._source.get_manifest()
+        return pb.GetManifestResponse(context=self._gate.respond(manifest.version), manifest=manifest_to_pb(manifest))
+
+    async def StreamWeights(
+        self, request: pb.StreamWeightsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.StreamWeightsResponse]:
+        """See the proto."""
+        self._gate.admit(request.context)
+        if not request.HasField("version"):
+            raise InvalidInputError("StreamWeights needs a version", field="version")
+        version = version_from_pb(request.version)
+        manifest = await self._source.get_manifest()
+        if manifest.version != version:
+            raise NotFoundError(f"this server holds weights {manifest.version.short}, not {version.short}")
+        names = tuple(request.names)
+        header = pb.StreamWeightsHeader(version=version_to_pb(version), size_bytes=_size_bytes(manifest, names))
+        yield pb.StreamWeightsResponse(context=self._gate.respond(version), header=header)
+        count = 0
+        async for chunk in self._source.stream_weights(version, names):
+            yield pb.StreamWeightsResponse(chunk=weight_chunk_to_pb(chunk))
+            count += 1
+        yield pb.StreamWeightsResponse(end=pb.StreamWeightsEnd(chunk_count=count))
+
+
+def _size_bytes(manifest: WeightsManifest, names: tuple[str, ...]) -> int:
+    unknown = sorted(set(names) - {spec.name for spec in manifest.tensors})
+    if unknown:
+        raise InvalidInputError(f"weights {manifest.version.short} have no tensor {unknown[0]!r}", field="names")
+    return sum(spec.size_bytes for spec in manifest.tensors if not spec.tied_to and (not names or spec.name in names))
+
+
+def add_to_server(source: WeightSource, server: grpc.aio.Server, gate: Gate) -> list[str]:
+    """Serve `source`; returns the full service names."""
+    weights_service_pb2_grpc.add_WeightsServiceServicer_to_server(WeightsServicer(source, gate), server)
+    return [NAME]
