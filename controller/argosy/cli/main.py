@@ -1,0 +1,76 @@
+"""`argosy`: the command line. Parsers are light; what a command needs is imported when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import traceback
+from collections.abc import Sequence
+
+COMMANDS: tuple[str, ...] = ("train", "serve", "config", "data", "model")
+"""Modules of `argosy.cli` that each add one command, in the order of `--help`."""
+
+DESCRIPTION = """\
+Reinforcement-learning post-training for language models as a fleet of independent gRPC services.
+
+Start here:
+  argosy model import --out models/smollm2         a real small model, as an ordinary Hugging Face folder
+  argosy data make --task chain_sum --out data     training and held-out problems in verl's Parquet schema
+  argosy train algorithm.adv_estimator=grpo actor_rollout_ref.model.path=models/smollm2 \\
+      data.train_files=data/train.parquet data.val_files=data/val.parquet
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command tree."""
+    parser = argparse.ArgumentParser(
+        prog="argosy", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"argosy {_version()}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        importlib.import_module(f"argosy.cli.{name}").add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Exit codes: 0 done, 1 failed, 2 wrong input, 128 + n ended by signal n."""
+    from argosy.types.errors import ArgosyError, InvalidInputError
+
+    args = build_parser().parse_args(argv)
+    try:
+        return int(args.func(args))
+    except InvalidInputError as error:
+        return _fail(error, 2)
+    except ArgosyError as error:
+        return _fail(error, int(getattr(error, "exit_code", 1)))
+    except KeyboardInterrupt:
+        print("argosy: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has gone, as in `argosy … | head`
+        return 1
+    except Exception as error:  # noqa: BLE001 - the last line of defence: say it whole, fail loudly
+        traceback.print_exc()
+        print(f"argosy: internal error: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+
+def _fail(error: Exception, code: int) -> int:
+    sys.stdout.flush()
+    print(f"argosy: error: {error}", file=sys.stderr, flush=True)
+    return code
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("argosy")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

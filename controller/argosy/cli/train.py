@@ -1,0 +1,93 @@
+"""`argosy train key=value …`: one training run, with everything it needs started on this machine."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from argosy.config import Config
+
+DESCRIPTION = """\
+Train with verl's configuration keys. By default the controller, rollout, reward, reference and trainer run as separate
+processes on this machine, found through a real etcd; argosy.placement=inprocess runs the same loop in one process.
+
+Examples:
+  argosy train algorithm.adv_estimator=grpo actor_rollout_ref.model.path=MODEL data.train_files=train.parquet \\
+      data.val_files=val.parquet data.train_batch_size=8 actor_rollout_ref.rollout.n=8 trainer.total_training_steps=50
+  argosy train --config run.yaml trainer.experiment_name=again
+
+The same command again resumes from the last checkpoint (trainer.resume_mode=auto). Keys and what they do:
+`argosy config show`, docs/configuration.md; how verl's keys fare here: `argosy config coverage`.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "train",
+        help="run a training job",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="configuration keys, Hydra's override grammar"
+    )
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="YAML with keys; may be given again; overrides win",
+    )
+    parser.add_argument("--json", action="store_true", help="print the final report as one JSON object on stdout")
+    parser.add_argument("--quiet-config", action="store_true", help="don't print the resolved configuration")
+    parser.set_defaults(func=train)
+
+
+def train(args: argparse.Namespace) -> int:
+    """Validate, run, report."""
+    import dataclasses
+    import json
+
+    from rich.console import Console
+
+    from argosy.config import load, validate
+    from argosy.controller.run import run_training, start_logging
+    from argosy.telemetry.traces import setup_from_settings
+
+    console = Console(stderr=args.json)
+    config = load(args.overrides, args.config)
+    validate(config)
+    if not args.quiet_config:
+        print_config(config, console)
+    start_logging(config, console)
+    telemetry = config.argosy.telemetry
+    traces = setup_from_settings(
+        "controller-0",
+        run_id=config.argosy.run_id or "",
+        run_dir=config.run_folder,
+        enabled=telemetry.enabled,
+        otlp_endpoint=telemetry.otlp_endpoint,
+    )
+    try:
+        report = run_training(config, console)
+    finally:
+        traces.shutdown()
+    if args.json:
+        print(json.dumps(dataclasses.asdict(report)))
+    return 0
+
+
+def print_config(config: Config, console: Console) -> None:
+    """The keys that differ from the defaults; the whole is in config.yaml of the run folder."""
+    from argosy.config import Config as Defaults
+    from argosy.config.load import flatten
+
+    defaults = dict(flatten(Defaults().to_dict()))
+    changed = {key: value for key, value in flatten(config.to_dict()) if defaults.get(key) != value}
+    console.print("configuration (keys that differ from the defaults; all of them: config.yaml in the run folder)")
+    for key, value in changed.items():
+        console.print(f"  {key}: {value}", highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,1 @@
+"""The controller: the loop, its stages, the ledger of samples, recovery. No torch here."""

@@ -1,0 +1,60 @@
+"""What all stages share: the configuration, the services, the books, and how mutations are named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from argosy.config import Config
+from argosy.controller.ledger import Ledger
+from argosy.roles.policy import Policy
+from argosy.roles.reference import Reference
+from argosy.roles.reward import Reward
+from argosy.roles.rollout import Rollout
+from argosy.types.records import Mutation, request_id_of
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The roles that the loop calls; it doesn't know whether they are cores in this process or clients."""
+
+    rollouts: Mapping[str, Rollout]
+    """By member id."""
+    reward: Reward
+    policy: Policy
+    reference: Reference | None
+    """None when neither use_kl_loss nor use_kl_in_reward asks for it."""
+
+
+@dataclass(slots=True)
+class RunContext:
+    """One run under one leader."""
+
+    config: Config
+    run_id: str
+    term: int
+    services: Services
+    ledger: Ledger
+    lineage: str = "l0"
+    """Line of descent of the weights; a resume that abandons finished steps starts the next one."""
+    counters: dict[str, float] = field(default_factory=dict)
+    """Things counted over the whole run (re-dispatched samples, failed verdicts …)."""
+
+    @property
+    def deadline_s(self) -> float:
+        """Total seconds for one call, all tries included."""
+        return self.config.argosy.rpc.deadline_s
+
+    def mutation(self, *parts: object, expected_step: int | None = None) -> Mutation:
+        """A mutation whose request id follows from what it does, so that a repeat after a crash is recognised."""
+        return Mutation(
+            run_id=self.run_id,
+            term=self.term,
+            request_id=request_id_of(self.run_id, self.lineage, *parts),
+            deadline_s=self.deadline_s,
+            expected_step=expected_step,
+        )
+
+    def count(self, name: str, amount: float = 1) -> None:
+        """Add to a counter of the run."""
+        self.counters[name] = self.counters.get(name, 0) + amount

@@ -1,0 +1,321 @@
+"""The loop: draw prompts, generate, score, advantages, update, sync; validate and save now and then.
+
+Two tasks with a bounded queue between them: `_produce` draws and generates, `_train` learns and publishes. How far the
+first may run ahead of the second is `argosy.max_staleness`; with 0 a step is generated only when the weights of the
+step before it are everywhere, which is synchronous training.
+
+    argosy train → cli/train.py → Controller.run (here) → stages/*.py → algorithms/*
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from argosy.algorithms.kl_reward import KLController
+from argosy.controller.context import RunContext
+from argosy.controller.control import RunControl
+from argosy.controller.data.sampler import PromptSampler
+from argosy.controller.ledger import LedgerCut
+from argosy.controller.metrics import batch_metrics, outcome_metrics, performance_metrics
+from argosy.controller.recovery import CheckpointStore
+from argosy.controller.stages.advantage import add_advantages, build_batch, subtract_kl
+from argosy.controller.stages.prompt import make_requests, training_params
+from argosy.controller.stages.reference import add_log_probs
+from argosy.controller.stages.reward import RewardStage, check_failures
+from argosy.controller.stages.rollout import RolloutStage
+from argosy.controller.stages.sync import publish_and_sync
+from argosy.controller.stages.update import update_policy
+from argosy.controller.stages.validation import ValidationResult, validate
+from argosy.controller.staleness import StalenessGate
+from argosy.telemetry.traces import span
+from argosy.types.batch import TrajectoryBatch
+from argosy.types.ids import PolicyVersion, SampleId
+from argosy.types.records import Completion, Outcome, Prompt, Scored
+
+log = logging.getLogger(__name__)
+
+
+class Observer(Protocol):
+    """Whoever watches a run: loggers, console, dumps. Must not raise for its own troubles (case H4)."""
+
+    def stage(self, step: int, name: str) -> None:
+        """The loop now waits for this stage of this step."""
+
+    def step_done(self, step: int, metrics: Mapping[str, float], record: StepRecord) -> None:
+        """A training step is complete."""
+
+    def validated(self, step: int, result: ValidationResult, prompts: Sequence[Prompt]) -> None:
+        """A validation pass is complete."""
+
+    def checkpointed(self, step: int, path: Path) -> None:
+        """A checkpoint exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What one step was made of, for dumps and for people."""
+
+    step: int
+    prompts: Sequence[Prompt]
+    completions: Mapping[SampleId, Completion]
+    outcomes: Mapping[SampleId, Outcome]
+    version: PolicyVersion | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Produced:
+    """A generated and scored step on its way to the trainer."""
+
+    record: StepRecord
+    sampler_state: Mapping[str, Any]
+    """Of the data order after this step's draw: what a checkpoint of this step saves."""
+    timing: dict[str, float]
+    started: float
+
+
+@dataclass(slots=True)
+class LoopState:
+    """Where the run is; what `state()` returns goes into a checkpoint."""
+
+    step: int = 0
+    version: PolicyVersion | None = None
+    sampler_state: Mapping[str, Any] = field(default_factory=dict)
+    cut: LedgerCut = field(default_factory=lambda: LedgerCut(0, ""))
+
+
+class Controller:
+    """Runs one training job to its last step."""
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        sampler: PromptSampler,
+        held_out: Sequence[Prompt],
+        store: CheckpointStore,
+        total_steps: int,
+        observer: Observer,
+        control: RunControl,
+    ) -> None:
+        self.ctx = ctx
+        self.state = LoopState(sampler_state=sampler.state())
+        self.kl = _kl_controller(ctx)
+        self._sampler = sampler
+        self._held_out = held_out
+        self._store = store
+        self._total_steps = total_steps
+        self._observer = observer
+        self._control = control
+        self._rollout = RolloutStage(ctx)
+        self._gate = StalenessGate(ctx.config.argosy.max_staleness)
+        self._queue: asyncio.Queue[_Produced] = asyncio.Queue(maxsize=ctx.config.argosy.max_staleness + 1)
+        self.first_validation: ValidationResult | None = None
+        self.last_validation: ValidationResult | None = None
+
+    async def run(self) -> None:
+        """From wherever `state` is to the last step. Raises the first cause if anything fails."""
+        trainer = self.ctx.config.trainer
+        with span("start", step=self.state.step):
+            await self._sync()
+            if self._held_out and (trainer.val_before_train or trainer.val_only):
+                await self._validate()
+        if trainer.val_only:
+            return
+        self._gate.open(self.state.step)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                producing = tasks.create_task(self._produce(), name="produce")
+                training = tasks.create_task(self._train(), name="train")
+                training.add_done_callback(lambda _: producing.cancel())
+        except* asyncio.CancelledError:
+            raise
+        except* Exception as group:
+            raise first_cause(group) from group
+
+    # -- producing ---------------------------------------------------------------------------------------------------
+
+    async def _produce(self) -> None:
+        for step in range(self.state.step + 1, self._total_steps + 1):
+            await self._gate.wait(step)
+            await self._queue.put(await self._produce_step(step))
+
+    async def _produce_step(self, step: int) -> _Produced:
+        """Draw, generate and score one step; scoring overlaps with generation."""
+        started = time.perf_counter()
+        self._stage(step, "gen")
+        config, n = self.ctx.config, self.ctx.config.actor_rollout_ref.rollout.n
+        prompts = self._sampler.next_batch()
+        requests = make_requests(
+            prompts, n, training_params(config), "train", config.actor_rollout_ref.rollout.max_model_len
+        )
+        index = {prompt.group: prompt.index for prompt in prompts}
+        self.ctx.ledger.drawn(step, [(request.sample_id, index[request.sample_id.group]) for request in requests])
+        completions: dict[SampleId, Completion] = {}
+        with span("step.produce", step=step, samples=len(requests)):
+            async with asyncio.TaskGroup() as tasks:
+                rewards = RewardStage(self.ctx, prompts, n, tasks)
+
+                async def sink(completion: Completion) -> None:
+                    completions[completion.sample_id] = completion
+                    await rewards.add(completion)
+
+                with span("stage.gen", step=step):
+                    await self._rollout.generate(requests, sink)
+                generated = time.perf_counter()
+                self._stage(step, "reward")
+        self.ctx.ledger.completed(list(completions.values()))
+        self.ctx.ledger.scored(rewards.results())
+        timing = {"gen": generated - started, "reward": time.perf_counter() - generated}
+        record = StepRecord(step, prompts, completions, rewards.outcomes, self.state.version)
+        return _Produced(record, self._sampler.state(), timing, started)
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    async def _train(self) -> None:
+        while self.state.step < self._total_steps:
+            produced = await self._queue.get()
+            await self._train_step(produced)
+            await self._control.at_step_boundary(self.state.step)
+            if self._control.stop_requested:
+                await self._finish_early()
+                return
+            self._gate.open(self.state.step)
+
+    async def _train_step(self, produced: _Produced) -> None:
+        record, step, timing = produced.record, produced.record.step, produced.timing
+        with span("step", step=step):
+            metrics = check_failures(record.outcomes, self.ctx.config.argosy.reward.max_error_rate)
+            batch, more = await self._prepare(record, timing)
+            metrics |= more
+            metrics |= await self._update(batch, step, timing)
+            self._account(batch, record, step)
+            self.state.step, self.state.sampler_state = step, produced.sampler_state
+            with _timed(timing, "update_weights"):
+                await self._sync()
+            self.state.cut = self.ctx.ledger.commit_step(step)
+            if self._held_out and self._due(self.ctx.config.trainer.test_freq):
+                with _timed(timing, "testing"):
+                    await self._validate()
+            if self.state.step == self._total_steps or self._due(self.ctx.config.trainer.save_freq):
+                with _timed(timing, "save_checkpoint"):
+                    await self.save()
+        timing["step"] = time.perf_counter() - produced.started
+        metrics |= performance_metrics(batch, timing) | self.ctx.counters
+        metrics |= {"training/global_step": float(step), "training/epoch": float(record.prompts[0].group.data_epoch)}
+        self._observer.step_done(step, metrics, record)
+
+    async def _prepare(self, record: StepRecord, timing: dict[str, float]) -> tuple[TrajectoryBatch, dict[str, float]]:
+        """Log-probs and advantages of a scored step."""
+        config, step = self.ctx.config, record.step
+        batch = build_batch(record.prompts, record.completions, record.outcomes)
+        self._stage(step, "ref")
+        with _timed(timing, "ref"), span("stage.log_probs", step=step):
+            batch = await add_log_probs(self.ctx, batch)
+        metrics = outcome_metrics(record.outcomes.values())
+        with _timed(timing, "adv"), span("stage.advantage", step=step):
+            if config.algorithm.use_kl_in_reward:
+                batch, more = subtract_kl(config, batch, self.kl)
+                metrics |= more
+            batch, more = add_advantages(config, batch)
+        data = config.data
+        metrics |= more
+        metrics |= batch_metrics(batch, record.completions, data.max_response_length, data.max_prompt_length)
+        return batch, metrics
+
+    async def _update(self, batch: TrajectoryBatch, step: int, timing: dict[str, float]) -> dict[str, float]:
+        self._stage(step, "update_actor")
+        with _timed(timing, "update_actor"), span("stage.update", step=step):
+            result = await update_policy(self.ctx, batch, step)
+        return dict(result.metrics)
+
+    def _account(self, batch: TrajectoryBatch, record: StepRecord, step: int) -> None:
+        """Enter what became of every sample of the step."""
+        judged = [sample for sample, outcome in record.outcomes.items() if isinstance(outcome, Scored)]
+        unjudged = [sample for sample in batch.sample_ids if sample not in set(judged)]
+        self.ctx.ledger.trained(judged, step)
+        self.ctx.ledger.dropped(unjudged, "not judged: its tokens were masked out")
+
+    async def _sync(self) -> None:
+        self._stage(self.state.step, "update_weights")
+        with span("stage.sync", step=self.state.step):
+            self.state.version = await publish_and_sync(self.ctx, self._rollout, self.state.step)
+
+    async def _validate(self) -> None:
+        self._stage(self.state.step, "testing")
+        with span("stage.validate", step=self.state.step):
+            result = await validate(self.ctx, self._rollout, self._held_out)
+        self.first_validation = self.first_validation or result
+        self.last_validation = result
+        self._observer.validated(self.state.step, result, self._held_out)
+
+    async def save(self) -> None:
+        """Write a checkpoint of the step just finished."""
+        step = self.state.step
+        self._stage(step, "save_checkpoint")
+        with span("stage.save", step=step):
+            working = self._store.begin(step)
+            await self.ctx.services.policy.save_checkpoint(
+                str(working / "actor"), self.ctx.mutation("save", step, expected_step=step)
+            )
+            checkpoint = await asyncio.to_thread(
+                self._store.commit, step, self.ctx.run_id, working, self.controller_state()
+            )
+        self._observer.checkpointed(step, checkpoint.path)
+
+    def controller_state(self) -> dict[str, Any]:
+        """What the controller needs to go on from here."""
+        return {
+            "run_id": self.ctx.run_id,
+            "term": self.ctx.term,
+            "step": self.state.step,
+            "lineage": self.ctx.lineage,
+            "version": None if self.state.version is None else self.state.version.short,
+            "sampler": dict(self.state.sampler_state),
+            "ledger": {"step": self.state.cut.step, "sha256": self.state.cut.sha256},
+            "kl_coef": self.kl.coef,
+            "counters": dict(self.ctx.counters),
+        }
+
+    async def _finish_early(self) -> None:
+        """A stop was asked for: keep the work."""
+        log.info("stopping after step %d as asked", self.state.step)
+        if not self._due(self.ctx.config.trainer.save_freq):
+            await self.save()
+
+    def _due(self, frequency: int) -> bool:
+        """Whether something that happens every `frequency` steps happens now; always at the last step; never if < 1."""
+        return frequency > 0 and (self.state.step % frequency == 0 or self.state.step == self._total_steps)
+
+    def _stage(self, step: int, name: str) -> None:
+        self._control.stage = name
+        self._observer.stage(step, name)
+
+
+@contextmanager
+def _timed(timing: dict[str, float], name: str) -> Iterator[None]:
+    """Add the seconds of a block to a timing entry."""
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        timing[name] = timing.get(name, 0.0) + time.perf_counter() - started
+
+
+def _kl_controller(ctx: RunContext) -> KLController:
+    control = ctx.config.algorithm.kl_ctrl
+    horizon = float(control.horizon) if control.type == "adaptive" else None
+    return KLController(control.kl_coef, control.target_kl, horizon)
+
+
+def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first leaf of nested exception groups: what a person needs to see."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

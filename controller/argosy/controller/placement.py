@@ -1,0 +1,111 @@
+"""Where the roles run: child processes on loopback (default), or cores in this process for debugging.
+
+Both give the loop the same `Services`; only construction differs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from argosy.config import Config
+from argosy.controller.context import Services
+from argosy.controller.launch import LocalFleet
+from argosy.controller.launch.lock import RunFolderLock
+from argosy.membership.interface import Membership
+from argosy.membership.memory import MemoryMembership
+
+Result = TypeVar("Result")
+
+BUILDERS: dict[str, str] = {
+    "trainer": "argosy.trainer.build:build_core",
+    "rollout": "argosy.rollout.build:build_core",
+    "reward": "argosy.reward.build:build_core",
+    "reference": "argosy.reference.build:build_core",
+}
+"""Role → "module:function", imported only when this process is to run it: the controller itself has no torch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The roles of one run, ready to be called."""
+
+    services: Services
+    membership: Membership
+    race: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
+    """Runs the work until it ends or a service dies, and raises the first cause."""
+
+
+@asynccontextmanager
+async def open_placement(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
+    """Start what the run needs and end all of it again."""
+    opened = _in_process(config, run_dir) if config.argosy.placement == "inprocess" else _local(config, run_dir)
+    async with opened as placement:
+        yield placement
+
+
+@asynccontextmanager
+async def _local(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
+    from argosy.rpc.clients.policy import PolicyClient
+    from argosy.rpc.clients.reference import ReferenceClient
+    from argosy.rpc.clients.reward import RewardClient
+    from argosy.rpc.clients.rollout import RolloutClient
+
+    async with LocalFleet(config, run_dir) as fleet, AsyncExitStack() as stack:
+
+        def connect(factory: Callable[[str], Any], address: str) -> Any:
+            client = factory(address)
+            stack.push_async_callback(client.close)
+            return client
+
+        members = fleet.members
+        references = members.get("reference", ())
+        services = Services(
+            rollouts={m.member_id: connect(RolloutClient, m.address) for m in members["rollout"]},
+            reward=connect(RewardClient, members["reward"][0].address),
+            policy=connect(PolicyClient, members["trainer"][0].address),
+            reference=connect(ReferenceClient, references[0].address) if references else None,
+        )
+        yield Placement(services, fleet.membership, fleet.race)
+
+
+@asynccontextmanager
+async def _in_process(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
+    lock = RunFolderLock(run_dir)
+    lock.acquire()
+    async with AsyncExitStack() as stack:
+        stack.callback(lock.release)
+
+        async def build(role: str) -> Any:
+            module, _, name = BUILDERS[role].partition(":")
+            core = await asyncio.to_thread(getattr(importlib.import_module(module), name), config)
+            close = getattr(core, "close", None)
+            if close is not None:
+                stack.push_async_callback(_close, close)
+            return core
+
+        services = Services(
+            policy=await build("trainer"),
+            rollouts={"rollout-0": await build("rollout")},
+            reward=await build("reward"),
+            reference=await build("reference") if config.needs_reference else None,
+        )
+        membership = MemoryMembership()
+        stack.push_async_callback(membership.close)
+        yield Placement(services, membership, _just_run)
+
+
+async def _just_run(work: Coroutine[Any, Any, Result]) -> Result:
+    return await work
+
+
+async def _close(close: Callable[[], Any]) -> None:
+    """Cores close in a coroutine or in a plain function."""
+    result = close()
+    if asyncio.iscoroutine(result):
+        await result

@@ -1,0 +1,180 @@
+"""Checkpoints: a folder `global_step_N` exists as a checkpoint from the moment its manifest, written last, is there.
+
+    global_step_N/
+        actor/…               the trainer's files
+        controller.json       data order, ledger cut, KL controller, lineage
+        manifest.json         every file with its size and SHA-256; written last
+
+A save goes to `.global_step_N.partial` and is renamed when complete, so that a crash leaves nothing that looks like a
+checkpoint. `latest_checkpointed_iteration.txt` (verl's name) is moved after that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from argosy.controller.files import explain_os_error, file_sha256, sync_folder, write_atomically
+from argosy.types.errors import ConfigError, CorruptDataError
+
+MANIFEST = "manifest.json"
+STATE = "controller.json"
+LATEST = "latest_checkpointed_iteration.txt"
+_FOLDER = re.compile(r"^global_step_(\d+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    path: Path
+    step: int
+    run_id: str
+
+    @property
+    def actor(self) -> Path:
+        """The trainer's files."""
+        return self.path / "actor"
+
+    def state(self) -> dict[str, Any]:
+        """What the controller saved."""
+        loaded: dict[str, Any] = json.loads((self.path / STATE).read_text())
+        return loaded
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Open a checkpoint folder and verify every file of its manifest.
+
+    Raises:
+        ConfigError: there is no such folder, or it is no complete checkpoint.
+        CorruptDataError: a file is missing or damaged; each is named.
+    """
+    if not path.is_dir():
+        raise ConfigError(f"there is no checkpoint folder {path}")
+    manifest_path = path / MANIFEST
+    if not manifest_path.exists():
+        inside = [child.name for child in sorted(path.glob("global_step_*"))]
+        hint = f"; did you mean {path / inside[-1]}?" if inside else ""
+        raise ConfigError(f"{path} is no complete checkpoint: it has no {MANIFEST}{hint}")
+    try:
+        manifest = json.loads(manifest_path.read_text())
+        files = dict(manifest["files"])
+        checkpoint = Checkpoint(path, int(manifest["step"]), str(manifest["run_id"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptDataError(f"checkpoint {path} is damaged: {MANIFEST} can't be read ({error})") from error
+    faults = [fault for name, entry in files.items() if (fault := _file_fault(path / name, entry))]
+    if faults:
+        raise CorruptDataError(f"checkpoint {path} is damaged: " + "; ".join(faults))
+    return checkpoint
+
+
+def _file_fault(path: Path, entry: Mapping[str, Any]) -> str:
+    if not path.is_file():
+        return f"{path.name} is missing"
+    if path.stat().st_size != entry["size_bytes"]:
+        return f"{path.name} has {path.stat().st_size} bytes instead of {entry['size_bytes']}"
+    if file_sha256(path) != entry["sha256"]:
+        return f"{path.name} does not match its checksum"
+    return ""
+
+
+class CheckpointStore:
+    """The checkpoints of one run folder."""
+
+    def __init__(self, folder: Path, keep_count: int | None) -> None:
+        self._folder = folder
+        self._keep_count = keep_count
+
+    def complete(self) -> list[Checkpoint]:
+        """Folders with a manifest, by step (as a number: case E4); their files are not verified here."""
+        found = []
+        for path in self._folder.glob("global_step_*"):
+            match = _FOLDER.match(path.name)
+            if match and (path / MANIFEST).exists():
+                manifest = json.loads((path / MANIFEST).read_text())
+                found.append(Checkpoint(path, int(match.group(1)), str(manifest["run_id"])))
+        return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+    def latest(self) -> Checkpoint | None:
+        """The checkpoint that the pointer names, verified; without a usable pointer, the highest step of the last run.
+
+        Raises CorruptDataError if the one it would resume from is damaged: that is for a person to decide.
+        """
+        found = self.complete()
+        if not found:
+            return None
+        pointer = self._folder / LATEST
+        step = int(pointer.read_text()) if pointer.exists() and pointer.read_text().strip().isdigit() else None
+        named = [checkpoint for checkpoint in found if checkpoint.step == step]
+        return read_checkpoint((named or found)[-1].path)
+
+    def begin(self, step: int) -> Path:
+        """A fresh working folder for a save; leftovers of an interrupted one are replaced (case E3)."""
+        path = self._folder / f".global_step_{step}.partial"
+        try:
+            shutil.rmtree(path, ignore_errors=True)
+            (path / "actor").mkdir(parents=True)
+        except OSError as error:
+            raise explain_os_error(error, path) from error
+        return path
+
+    def commit(self, step: int, run_id: str, working: Path, state: Mapping[str, Any]) -> Checkpoint:
+        """Make a save a checkpoint: state, manifest, rename, pointer, and only then prune the old ones."""
+        write_atomically(working / STATE, json.dumps(state, indent=1).encode())
+        files = {
+            str(path.relative_to(working)): {"size_bytes": path.stat().st_size, "sha256": file_sha256(path)}
+            for path in sorted(working.rglob("*"))
+            if path.is_file()
+        }
+        manifest = {"format": 1, "step": step, "run_id": run_id, "files": files}
+        write_atomically(working / MANIFEST, json.dumps(manifest, indent=1).encode())
+        final = self._folder / f"global_step_{step}"
+        try:
+            if final.exists():
+                # The same step again after a resume: move the old one away first, so that no moment has half of each.
+                aside = self._folder / f".global_step_{step}.replaced"
+                shutil.rmtree(aside, ignore_errors=True)
+                final.rename(aside)
+                working.rename(final)
+                shutil.rmtree(aside, ignore_errors=True)
+            else:
+                working.rename(final)
+            sync_folder(self._folder)
+        except OSError as error:
+            raise explain_os_error(error, final) from error
+        write_atomically(self._folder / LATEST, f"{step}\n".encode())
+        self._prune(run_id, newest=step)
+        return Checkpoint(final, step, run_id)
+
+    def _prune(self, run_id: str, newest: int) -> None:
+        if self._keep_count is None or self._keep_count < 1:
+            return
+        # Only this run's own, never beyond the newest: a stray folder of another run is not ours to count or delete.
+        ours = [c for c in self.complete() if c.run_id == run_id and c.step <= newest]
+        for checkpoint in ours[: -self._keep_count]:
+            shutil.rmtree(checkpoint.path, ignore_errors=True)
+
+
+def find_resume(store: CheckpointStore, mode: str, path: str | None, folder: Path) -> Checkpoint | None:
+    """Which checkpoint to start from (case H5).
+
+    `auto`: the latest here, or None for a new run. `resume_path`: exactly that folder, every problem an error.
+    `disable`: a new run; refused where checkpoints exist, since nothing existing is overwritten.
+    """
+    if mode == "resume_path":
+        if not path:
+            raise ConfigError("trainer.resume_mode=resume_path needs trainer.resume_from_path=…/global_step_N")
+        return read_checkpoint(Path(path))
+    if mode == "disable":
+        if existing := store.complete():
+            raise ConfigError(
+                f"{folder} already holds checkpoints up to step {existing[-1].step}; trainer.resume_mode=disable would "
+                "overwrite them: choose another trainer.experiment_name (or default_local_dir), or resume_mode=auto"
+            )
+        return None
+    return store.latest()

@@ -1,0 +1,113 @@
+"""Generation: requests are spread over the rollout servers, and a lost server's partial answers go on elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+
+from argosy.controller.context import RunContext
+from argosy.types.errors import OverloadedError, UnavailableError
+from argosy.types.ids import GroupId, SampleId
+from argosy.types.records import Completion, FinishReason, Generated, GenerateRequest
+
+log = logging.getLogger(__name__)
+
+Sink = Callable[[Completion], Awaitable[None]]
+
+MAX_ROUNDS = 5
+"""How often the rest of a batch is dispatched before the run gives up on it."""
+ROUND_PAUSE_S = 0.5
+
+
+class RolloutStage:
+    """Dispatches batches of requests to the servers that hold the current weights."""
+
+    def __init__(self, ctx: RunContext) -> None:
+        self._ctx = ctx
+        self.usable: set[str] = set(ctx.services.rollouts)
+        """Members that answer; a server that failed comes back when a weight sync to it succeeds."""
+
+    async def generate(self, requests: Sequence[GenerateRequest], sink: Sink) -> None:
+        """Hand each request's completion to `sink`, exactly once, as it ends.
+
+        Raises UnavailableError when samples are still missing after the bounded rounds of re-dispatch.
+        """
+        waiting = {request.sample_id: request for request in requests}
+        failure: Exception | None = None
+        for round_number in range(MAX_ROUNDS):
+            if not waiting:
+                return
+            if round_number:
+                self._ctx.count("rollout/redispatched_samples", len(waiting))
+                log.warning("dispatching %d samples again (%s)", len(waiting), failure)
+                await asyncio.sleep(ROUND_PAUSE_S * round_number)
+            failure = await self._round(waiting, sink) or failure
+        if waiting:
+            raise UnavailableError(
+                f"{len(waiting)} of {len(requests)} samples could not be generated in {MAX_ROUNDS} rounds; "
+                f"the last failure was: {failure}"
+            )
+
+    async def _round(self, waiting: dict[SampleId, GenerateRequest], sink: Sink) -> Exception | None:
+        shares = assign_groups(list(waiting.values()), sorted(self.usable))
+        if not shares:
+            return UnavailableError("no rollout server is usable")
+        failures = await asyncio.gather(
+            *(self._serve(member, share, waiting, sink) for member, share in shares.items())
+        )
+        return next((failure for failure in failures if failure is not None), None)
+
+    async def _serve(
+        self, member: str, share: Sequence[GenerateRequest], waiting: dict[SampleId, GenerateRequest], sink: Sink
+    ) -> Exception | None:
+        ctx = self._ctx
+        if share[0].purpose == "train":
+            ctx.ledger.dispatched([request.sample_id for request in share], member)
+        failure: Exception | None = None
+        try:
+            async for completion in ctx.services.rollouts[member].generate(share, deadline_s=ctx.deadline_s):
+                request = waiting[completion.sample_id]
+                if completion.finish_reason in (FinishReason.FAILED, FinishReason.ABORTED):
+                    waiting[completion.sample_id] = continue_from(request, completion)
+                    failure = UnavailableError(f"{member}: {completion.error or completion.finish_reason.value}")
+                else:
+                    await sink(completion)
+                    del waiting[completion.sample_id]
+        except UnavailableError as error:
+            self.usable.discard(member)
+            failure = error
+        except OverloadedError as error:
+            await asyncio.sleep(error.retry_after_s)
+            failure = error
+        return failure
+
+
+def continue_from(request: GenerateRequest, partial: Completion) -> GenerateRequest:
+    """The same sample, going on after the tokens it already has."""
+    if not partial.token_ids:
+        return request
+    return replace(request, generated=Generated(partial.token_ids, partial.log_probs, partial.versions))
+
+
+def assign_groups(
+    requests: Sequence[GenerateRequest], members: Sequence[str]
+) -> Mapping[str, Sequence[GenerateRequest]]:
+    """Spread whole groups over members, the longest work first to the least loaded, so that prompts are prefilled once.
+
+    Deterministic: equal inputs give equal shares.
+    """
+    if not members:
+        return {}
+    groups: dict[GroupId, list[GenerateRequest]] = defaultdict(list)
+    for request in requests:
+        groups[request.sample_id.group].append(request)
+    load = dict.fromkeys(members, 0)
+    shares: dict[str, list[GenerateRequest]] = defaultdict(list)
+    for _, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
+        member = min(members, key=lambda name: (load[name], name))
+        load[member] += len(group)
+        shares[member].extend(group)
+    return {member: sorted(share, key=lambda request: request.sample_id) for member, share in shares.items()}
