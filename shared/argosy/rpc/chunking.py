@@ -7,7 +7,7 @@ data = await collect(parts, kind="arrow-ipc")               # receiver
 from __future__ import annotations
 
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from argosy.api.common.v1 import payload_pb2
@@ -144,6 +144,14 @@ async def _payload_of(messages: AsyncIterator[Any]) -> AsyncIterator[payload_pb2
         yield message.payload
 
 
+def only(batch: TrajectoryBatch, *names: str) -> TrajectoryBatch:
+    """The samples with the named columns alone, to send no more than is needed. InvalidInputError if one is missing."""
+    missing = [name for name in names if not batch.has(name)]
+    if missing:
+        raise InvalidInputError(f"the batch lacks the columns {missing}; it has {batch.columns}")
+    return TrajectoryBatch(batch.table.select(["sample_id", *dict.fromkeys(names)]))
+
+
 def batch_parts(batch: TrajectoryBatch) -> Iterator[payload_pb2.PayloadPart]:
     """A batch as payload parts."""
     return payload_parts(ARROW_IPC, batch.to_ipc())
@@ -160,3 +168,12 @@ async def collect_batch(parts: AsyncIterator[payload_pb2.PayloadPart]) -> Trajec
     if missing:
         raise InvalidInputError(f"the batch lacks the columns {missing}; it has {batch.columns}")
     return batch
+
+
+def check_columns(asked: TrajectoryBatch, answer: TrajectoryBatch, columns: Iterable[str], peer: str) -> None:
+    """CorruptDataError unless an answer has the samples asked for, in any order, and the named columns."""
+    if sorted(answer.sample_ids) != sorted(asked.sample_ids):
+        raise CorruptDataError(f"{peer} answered for other samples than the {len(asked)} it was asked for")
+    missing = [name for name in columns if not answer.has(name)]
+    if missing:
+        raise CorruptDataError(f"{peer} left out the columns {missing}")

@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message import Message
 
 from argosy.api.common.v1 import context_pb2
-from argosy.rpc.codec.common import mutation_from_pb, version_to_pb
+from argosy.rpc.codec.common import duration_from_pb, mutation_from_pb, version_to_pb
 from argosy.types.errors import DeadlineError, FencedError, InvalidInputError, OverloadedError
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import Mutation
@@ -25,7 +25,19 @@ Upload = TypeVar("Upload")
 _MAX_RUNS = 64
 """Runs whose term is remembered; a server rarely sees more than one."""
 _DEFAULT_DEADLINE_S = 3600.0
-"""For a mutation that came with no deadline at all."""
+"""For a call that came with no deadline at all."""
+
+
+def remaining_s(context: context_pb2.RequestContext, call: grpc.aio.ServicerContext[Any, Any]) -> float:
+    """Seconds that a handler has: until the call's deadline or the context's. DeadlineError if none are left."""
+    left_s: float | None = call.time_remaining()
+    if left_s is None:
+        left_s = _DEFAULT_DEADLINE_S
+    if context.HasField("deadline"):
+        left_s = min(left_s, duration_from_pb(context.deadline))
+    if left_s <= 0:
+        raise DeadlineError(f"the deadline had passed when the call came ({context.request_id or 'a read'})")
+    return left_s
 
 
 class Terms:
@@ -126,13 +138,15 @@ class Gate:
         work: Callable[[Mutation], Awaitable[Response]],
         *,
         resets: bool = False,
+        fenced: bool = True,
     ) -> Response:
         """Do a mutation once for its (run, term, method, request id, expected step), whoever still waits for it.
 
-        `resets` drops the run's stored answers when the work is done. Raises InvalidInputError without run or request
+        `resets` drops the run's stored answers when the work is done; `fenced=False` is for calls that people send to a
+        leader (ControllerService), whatever their term. Raises InvalidInputError without run or request
         id, FencedError, OverloadedError when too many are in flight, and what the work raises.
         """
-        ctx = self._admit_mutation(context, call)
+        ctx = self._admit_mutation(context, call, fenced=fenced)
         key = _key(method, ctx)
         answer = await self._known(key)
         if answer is None:
@@ -168,16 +182,14 @@ class Gate:
                 task.cancel()
 
     def _admit_mutation(
-        self, context: context_pb2.RequestContext, call: grpc.aio.ServicerContext[Any, Any]
+        self, context: context_pb2.RequestContext, call: grpc.aio.ServicerContext[Any, Any], *, fenced: bool = True
     ) -> Mutation:
         for field in ("run_id", "request_id"):
             if not getattr(context, field):
                 raise InvalidInputError(f"context.{field} is empty: a mutation needs it", field=f"context.{field}")
-        remaining_s = call.time_remaining()
-        ctx = mutation_from_pb(context, _DEFAULT_DEADLINE_S if remaining_s is None else remaining_s)
-        if ctx.deadline_s <= 0:
-            raise DeadlineError(f"the deadline of {ctx.request_id!r} had passed when it came")
-        self._adopt(ctx.run_id, ctx.term)
+        ctx = mutation_from_pb(context, remaining_s(context, call))
+        if fenced:
+            self._adopt(ctx.run_id, ctx.term)
         return ctx
 
     def _adopt(self, run_id: str, term: int) -> None:
@@ -208,7 +220,7 @@ class Gate:
         answer = await work()
         if resets:
             self._answers.forget(ctx.run_id)
-        if ctx.term == self.terms.current(ctx.run_id):
+        if ctx.term >= self.terms.current(ctx.run_id):  # else another leader has come: nobody may ask for it again
             self._answers.put(key, answer)
         return answer
 

@@ -90,11 +90,8 @@ def read_context_to_pb(
     return context_pb2.RequestContext(run_id=run_id, term=term, deadline=deadline)
 
 
-def mutation_from_pb(message: context_pb2.RequestContext, call_remaining_s: float) -> Mutation:
-    """The context of a mutation; its deadline is the earlier of the message's own and what is left of the call's."""
-    deadline_s = call_remaining_s
-    if message.HasField("deadline"):
-        deadline_s = min(deadline_s, duration_from_pb(message.deadline))
+def mutation_from_pb(message: context_pb2.RequestContext, deadline_s: float) -> Mutation:
+    """The context of a mutation that has so many seconds left (`argosy.rpc.gate.remaining_s`)."""
     expected_step = message.expected_step if message.HasField("expected_step") else None
     return Mutation(message.run_id, message.term, message.request_id, deadline_s, expected_step)
 

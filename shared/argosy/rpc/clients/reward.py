@@ -1,0 +1,112 @@
+"""The client of a reward server, in whatever language that is written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, cast
+
+from argosy.api.reward.v1 import reward_service_pb2 as pb
+from argosy.api.reward.v1.reward_service_pb2_grpc import RewardServiceStub
+from argosy.rpc.channel import Caller
+from argosy.rpc.codec.common import read_context_to_pb
+from argosy.rpc.codec.reward import capabilities_from_pb, item_to_pb, result_from_pb
+from argosy.rpc.options import RpcOptions
+from argosy.rpc.retry import RetryPolicy
+from argosy.types.errors import InternalError, InvalidInputError
+from argosy.types.ids import SampleId
+from argosy.types.records import Failed, RewardCapabilities, ScoreRequest, ScoreResult
+
+if TYPE_CHECKING:
+    from argosy.api.reward.v1.reward_service_pb2_grpc import RewardServiceAsyncStub
+
+_MAX_REQUEST_BYTES = 8 << 20
+"""Items are split into requests of at most this size (a single larger item goes alone)."""
+_MAX_IN_FLIGHT = 4
+"""Requests in flight at once for one `score` call."""
+_CAPABILITIES_DEADLINE_S = 30.0
+
+
+class RewardClient:
+    """Implements `argosy.roles.reward.Reward` over gRPC."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        member_id: str = "reward",
+        options: RpcOptions | None = None,
+        policy: RetryPolicy | None = None,
+    ) -> None:
+        self._caller = Caller(address, what=member_id, options=options, policy=policy)
+        self._stub = cast("RewardServiceAsyncStub", RewardServiceStub(self._caller.channel))
+        self._capabilities: RewardCapabilities | None = None
+
+    async def score(self, items: Sequence[ScoreRequest], *, deadline_s: float) -> list[ScoreResult]:
+        """One result per item, in the items' order; an item that the server left out is Failed("bad_return")."""
+        if len({item.sample_id for item in items}) != len(items):
+            raise InvalidInputError("a sample is in the batch twice", field="sample_id")
+        end = asyncio.get_running_loop().time() + deadline_s
+        capabilities = self._capabilities or await self._get_capabilities(deadline_s)
+        room = asyncio.Semaphore(_MAX_IN_FLIGHT)
+
+        async def send(batch: list[pb.ScoreItem]) -> pb.ScoreResponse:
+            async with room:
+                return await self._caller.unary(
+                    self._stub.Score,
+                    lambda left_s: pb.ScoreRequest(context=read_context_to_pb(deadline_s=left_s), items=batch),
+                    deadline_s=end - asyncio.get_running_loop().time(),
+                )
+
+        tasks = [asyncio.ensure_future(send(batch)) for batch in _batches(items, capabilities)]
+        try:
+            responses = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return self._matched(items, [result_from_pb(result) for response in responses for result in response.results])
+
+    async def capabilities(self) -> RewardCapabilities:
+        """Which data sources the server knows; asked anew each time."""
+        return await self._get_capabilities(_CAPABILITIES_DEADLINE_S)
+
+    async def close(self) -> None:
+        """End the running calls and close the connection."""
+        await self._caller.close()
+
+    async def _get_capabilities(self, deadline_s: float) -> RewardCapabilities:
+        response = await self._caller.unary(
+            self._stub.GetCapabilities,
+            lambda left_s: pb.GetCapabilitiesRequest(context=read_context_to_pb(deadline_s=left_s)),
+            deadline_s=deadline_s,
+        )
+        self._capabilities = capabilities_from_pb(response)
+        return self._capabilities
+
+    def _matched(self, items: Sequence[ScoreRequest], results: Sequence[ScoreResult]) -> list[ScoreResult]:
+        found: dict[SampleId, ScoreResult] = {}
+        asked = {item.sample_id for item in items}
+        for result in results:
+            if result.sample_id not in asked or result.sample_id in found:
+                fault = "twice" if result.sample_id in found else "without being asked"
+                raise InternalError(f"{self._caller.what} judged sample {result.sample_id} {fault}")
+            found[result.sample_id] = result
+        missing = Failed("bad_return", f"{self._caller.what} gave no result for this sample")
+        return [found.get(item.sample_id) or ScoreResult(item.sample_id, missing) for item in items]
+
+
+def _batches(items: Sequence[ScoreRequest], capabilities: RewardCapabilities) -> Iterator[list[pb.ScoreItem]]:
+    """Items in requests that the server takes."""
+    batch: list[pb.ScoreItem] = []
+    size_bytes = 0
+    for item in items:
+        message = item_to_pb(item, with_ids=capabilities.needs_token_ids)
+        if batch and (
+            len(batch) >= capabilities.max_batch_size or size_bytes + message.ByteSize() > _MAX_REQUEST_BYTES
+        ):
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append(message)
+        size_bytes += message.ByteSize()
+    if batch:
+        yield batch
