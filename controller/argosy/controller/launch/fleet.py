@@ -134,7 +134,7 @@ class LocalFleet:
         if not self._cfg.argosy.membership.endpoints:
             await self.membership.forget_members()  # leftovers of a killed run, in an etcd that is ours alone
         config_path = self._run_dir / "services.yaml"
-        _with_membership(self._cfg, options).save(config_path)
+        _for_services(self._cfg, options, self._run_dir).save(config_path)
         incarnations: dict[str, str] = {}
         for role, count in self._counts.items():
             for number in range(count):
@@ -176,10 +176,14 @@ def services_of(cfg: Config) -> dict[str, int]:
     return counts
 
 
-def _with_membership(cfg: Config, options: EtcdOptions) -> Config:
-    """The configuration that the services get: with the etcd that was found or started."""
+def _for_services(cfg: Config, options: EtcdOptions, run_dir: Path) -> Config:
+    """The configuration that the services get: with the etcd that was found or started, and the run folder."""
     membership = dataclasses.replace(cfg.argosy.membership, endpoints=options.endpoints, prefix=options.prefix)
-    return dataclasses.replace(cfg, argosy=dataclasses.replace(cfg.argosy, membership=membership))
+    return dataclasses.replace(
+        cfg,
+        argosy=dataclasses.replace(cfg.argosy, membership=membership),
+        trainer=dataclasses.replace(cfg.trainer, default_local_dir=str(run_dir)),
+    )
 
 
 def _folder_tag(run_dir: Path) -> str:

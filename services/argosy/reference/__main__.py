@@ -1,0 +1,36 @@
+"""The reference service as a program: `python -m argosy.reference --config RUN/config.yaml --member reference-0`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from argosy.rpc.host import Service, main
+
+if TYPE_CHECKING:
+    from argosy.config import Config
+
+
+def build(config: Config) -> Any:
+    """The core; imported here, after the thread counts are set and only when it is really to run."""
+    from argosy.reference.build import build_core
+
+    return build_core(config)
+
+
+def add_to_server(core: Any, server: Any, gate: Any) -> list[str]:
+    """Put the reference servicers on the gRPC server."""
+    from argosy.reference.service import add_to_server as add
+
+    return add(core, server, gate)
+
+
+SERVICE = Service(
+    role="reference",
+    about="Computes the log-probs of the frozen reference model.",
+    build=build,
+    add_to_server=add_to_server,
+)
+
+if __name__ == "__main__":
+    sys.exit(main(SERVICE))

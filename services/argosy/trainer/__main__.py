@@ -1,0 +1,36 @@
+"""The trainer service as a program: `python -m argosy.trainer --config RUN/config.yaml --member trainer-0`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from argosy.rpc.host import Service, main
+
+if TYPE_CHECKING:
+    from argosy.config import Config
+
+
+def build(config: Config) -> Any:
+    """The core; imported here, after the thread counts are set and only when it is really to run."""
+    from argosy.trainer.build import build_core
+
+    return build_core(config)
+
+
+def add_to_server(core: Any, server: Any, gate: Any) -> list[str]:
+    """Put the trainer servicers on the gRPC server."""
+    from argosy.trainer.service import add_to_server as add
+
+    return add(core, server, gate)
+
+
+SERVICE = Service(
+    role="trainer",
+    about="Holds the policy: forward, backward, optimizer steps, checkpoints, and publishing its weights.",
+    build=build,
+    add_to_server=add_to_server,
+)
+
+if __name__ == "__main__":
+    sys.exit(main(SERVICE))

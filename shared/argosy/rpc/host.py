@@ -1,0 +1,312 @@
+"""What every service program does around its core: `python -m argosy.<role> --config FILE --member ID`.
+
+    1. read the configuration, set thread counts (before anything imports torch), begin logs and traces
+    2. listen; health answers NOT_SERVING; register the member as JOINING with its real port
+    3. build the core in a thread (loading a model must not silence health checks and leases)
+    4. learn the run's term from membership, serve, and become READY (a rollout without current weights: STALE)
+    5. SIGTERM or SIGINT: DRAINING, finish what runs, deregister, exit 0. A second one ends at once.
+
+A core may have, all optional: `async start()`, `async wait_failed() -> BaseException` (returns when it can't work any
+more: the process then ends with exit code 1, so that nobody waits for a dead engine), `close()` (sync or async).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import faulthandler
+import inspect
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from argosy.rpc.host_options import check_host, parse, set_threads
+from argosy.types.errors import ArgosyError, ConfigError, UnavailableError
+from argosy.types.records import Member, MemberState
+
+if TYPE_CHECKING:
+    from argosy.config import Config
+    from argosy.membership.etcd import EtcdMembership
+    from argosy.membership.interface import Registration
+    from argosy.rpc.server import RpcServer
+    from argosy.telemetry.traces import Tracing
+
+_LOG = logging.getLogger(__name__)
+_REPORT_S = 0.5
+_GRACE_SHARE = 0.6  # of stop_grace_s for running calls; the rest is for closing, before the launcher kills
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One kind of service. The two functions import their heavy modules inside, when they are called."""
+
+    role: str
+    about: str
+    """One sentence for --help."""
+    build: Callable[[Config], Any]
+    """Makes the core; runs in a thread, may take minutes."""
+    add_to_server: Callable[[Any, Any, Any], list[str]]
+    """(core, grpc.aio server, Gate) → full names of the services that were added."""
+
+
+def main(service: Service, argv: Sequence[str] | None = None) -> int:
+    """Run the service until it is told to stop; the exit code: 0, 1 for a failure, 2 for bad configuration."""
+    arguments = parse(service.role, service.about, argv)
+    try:
+        from argosy.config import load_resolved
+
+        return run(service, load_resolved(arguments.config), arguments)
+    except ConfigError as error:
+        print(f"{service.role}: {error}", file=sys.stderr)
+        return 2
+    except ArgosyError as error:
+        print(f"{service.role}: {error}", file=sys.stderr)
+        return 1
+
+
+def run(service: Service, config: Config, arguments: argparse.Namespace) -> int:
+    """As `main`, with the configuration at hand (`argosy serve` makes it from overrides)."""
+    faulthandler.enable()  # a crash in native code leaves a stack in the log too
+    section: Any = getattr(config.argosy, service.role)
+    set_threads(getattr(section, "threads", 0))
+    from argosy.telemetry.logs import setup_logging
+    from argosy.telemetry.traces import setup_from_settings
+
+    setup_logging(arguments.member)
+    tracing = setup_from_settings(
+        arguments.member,
+        run_id=config.argosy.run_id or "",
+        run_dir=config.run_folder,
+        enabled=config.argosy.telemetry.enabled,
+        otlp_endpoint=config.argosy.telemetry.otlp_endpoint,
+    )
+    host = arguments.host or section.host
+    check_host(host, allow_remote=config.argosy.allow_remote_hosts)
+    port = section.port if arguments.port is None else arguments.port
+    process = _Process(service, config, arguments, tracing, host, port)
+    try:
+        code = _run_loop(process.run())
+    except BaseException as error:
+        tracing.shutdown()
+        if process.is_building:
+            traceback.print_exception(error)
+            _leave(1)
+        raise
+    tracing.shutdown()
+    if process.is_building:
+        _leave(code)
+    return code
+
+
+def _run_loop(work: Any) -> int:
+    try:
+        import uvloop
+    except ImportError:  # no wheel for this platform: the standard loop does, at half the speed
+        return int(asyncio.run(work))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return int(runner.run(work))
+
+
+class _Process:
+    """One run of a service, from listening to the end."""
+
+    def __init__(
+        self, service: Service, config: Config, arguments: argparse.Namespace, tracing: Tracing, host: str, port: int
+    ) -> None:
+        self._service = service
+        self._config = config
+        self._arguments = arguments
+        self._tracing = tracing
+        self._host = host
+        self._port = port
+        self._core: Any = None
+        self._builder: threading.Thread | None = None
+
+    async def run(self) -> int:
+        """The exit code; exceptions are failures."""
+        from argosy.membership.etcd import EtcdMembership
+        from argosy.membership.etcd_client import EtcdOptions
+        from argosy.rpc.gate import Gate
+        from argosy.rpc.options import RpcOptions
+        from argosy.rpc.server import RpcServer
+
+        stop = self._stop_event()
+        settings = self._config.argosy.membership
+        server = RpcServer.listen(
+            self._host,
+            self._port,
+            gate=Gate(self._arguments.member),
+            options=RpcOptions(max_message_bytes=self._config.argosy.rpc.max_message_bytes),
+            interceptors=self._tracing.server_interceptors(),
+        )
+        await server.start()
+        membership = EtcdMembership(EtcdOptions(tuple(settings.endpoints), settings.prefix, settings.lease_ttl_s))
+        try:
+            registration = await membership.register(self._member(server))
+            work = asyncio.ensure_future(self._serve(server, membership, registration, stop))
+            superseded = asyncio.ensure_future(registration.wait_superseded())
+            await asyncio.wait({work, superseded}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                work.cancel()
+                await asyncio.wait({work})
+                raise UnavailableError(
+                    f"another process has registered as {self._arguments.member}: this one stops. "
+                    "Give each process of a fleet its own --member"
+                )
+            superseded.cancel()
+            return work.result()
+        finally:
+            await self._close(server, membership)
+
+    async def _serve(
+        self, server: RpcServer, membership: EtcdMembership, registration: Registration, stop: asyncio.Event
+    ) -> int:
+        if not await _first(self._build(), stop.wait()):
+            return 0  # stopped while loading
+        names = self._service.add_to_server(self._core, server.server, server.gate)
+        if hasattr(self._core, "start"):
+            await self._core.start()
+        run_id = self._config.argosy.run_id
+        if run_id:
+            server.gate.terms.adopt(run_id, await membership.current_term(run_id))
+        await server.serve(names)
+        await self._report(registration)
+        _LOG.info("ready at %s", server.address)
+        reporting = asyncio.ensure_future(self._keep_reporting(registration))
+        failing = asyncio.ensure_future(self._failure())
+        try:
+            await _first(stop.wait(), failing, reporting)
+            if failing.done() or reporting.done():
+                await server.set_serving(False)
+                raise (failing if failing.done() else reporting).result()
+        finally:
+            reporting.cancel()
+            failing.cancel()
+        await registration.update(state=MemberState.DRAINING)
+        return 0
+
+    async def _build(self) -> bool:
+        """Build the core in a daemon thread, which a stop need not wait for."""
+        loop = asyncio.get_running_loop()
+        built: asyncio.Future[Any] = loop.create_future()
+
+        def deliver(core: Any, error: BaseException | None) -> None:
+            if not built.done():
+                built.set_result(core) if error is None else built.set_exception(error)
+
+        def work() -> None:
+            core, failure = None, None
+            try:
+                core = self._service.build(self._config)
+            except BaseException as error:  # noqa: BLE001 - raised again in the loop
+                failure = error
+            loop.call_soon_threadsafe(deliver, core, failure)
+
+        self._builder = threading.Thread(target=work, name="build-core", daemon=True)
+        self._builder.start()
+        self._core = await built
+        return True
+
+    async def _failure(self) -> BaseException:
+        """Why the core can't work any more; never returns for a core that can't tell."""
+        if not hasattr(self._core, "wait_failed"):
+            await asyncio.get_running_loop().create_future()
+        failure: BaseException = await self._core.wait_failed()
+        return failure
+
+    async def _keep_reporting(self, registration: Registration) -> BaseException:
+        while True:
+            await asyncio.sleep(_REPORT_S)
+            await self._report(registration)
+
+    async def _report(self, registration: Registration) -> None:
+        """Publish the core's version and state when they have changed."""
+        status = await self._core.status() if hasattr(self._core, "status") else None
+        state = _STATES.get(getattr(status, "state", ""), MemberState.READY)
+        version = getattr(status, "version", None)
+        if registration.member.state is not state or (version and registration.member.version != version):
+            await registration.update(state=state, version=version)
+
+    def _member(self, server: RpcServer) -> Member:
+        host = self._arguments.advertise or self._host
+        if host in ("0.0.0.0", "::", "[::]"):
+            host = socket.gethostname()
+        bracketed = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        engine = self._config.actor_rollout_ref.rollout.name if self._service.role == "rollout" else ""
+        return Member(
+            member_id=self._arguments.member,
+            role=self._service.role,
+            address=f"{bracketed}:{server.port}",
+            incarnation=self._arguments.incarnation or secrets.token_hex(8),
+            engine=engine,
+            capabilities={"pid": str(os.getpid()), "hostname": socket.gethostname()},
+        )
+
+    async def _close(self, server: RpcServer, membership: EtcdMembership) -> None:
+        """End the server (running calls first), the core and the registration, each within its bound."""
+        grace_s = self._config.argosy.stop_grace_s * _GRACE_SHARE
+        await server.stop(grace_s)
+        if self._core is not None and hasattr(self._core, "close"):
+            closing = self._core.close()
+            if inspect.isawaitable(closing):
+                await _bounded(closing, grace_s)
+        await membership.close()
+
+    def _stop_event(self) -> asyncio.Event:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def on_signal(number: signal.Signals) -> None:
+            if stop.is_set():
+                os._exit(128 + number)
+            _LOG.info("%s: finishing what runs, then stopping", number.name)
+            stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal, number)
+        return stop
+
+    @property
+    def is_building(self) -> bool:
+        """Whether the core's thread still runs."""
+        return self._builder is not None and self._builder.is_alive()
+
+
+_STATES = {"stale": MemberState.STALE, "draining": MemberState.DRAINING}
+
+
+def _leave(code: int) -> None:
+    """End now: a model that is still loading can't be interrupted, and the interpreter's own end may crash under it."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+async def _first(*works: Awaitable[Any]) -> bool:
+    """Wait for the first of several to end; whether it was the first one listed. Its exception is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()
+        return tasks[0].done()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _bounded(work: Awaitable[Any], timeout_s: float) -> None:
+    try:
+        await asyncio.wait_for(work, timeout_s)
+    except TimeoutError:
+        _LOG.warning("the core did not close within %.1f s", timeout_s)

@@ -1,0 +1,58 @@
+"""Command line, thread counts and listening address of a service program."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from argosy.types.errors import ConfigError
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def parse(role: str, about: str, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line of `python -m argosy.<role>`."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m argosy.{role}",
+        description=f"{about} Usually started by `argosy train` (one machine) or as "
+        f"`argosy serve {role}` (a fleet); all settings come from the configuration file.",
+        epilog="Stop it with SIGTERM: it finishes what runs, deregisters and exits 0. A second signal ends it at once.",
+    )
+    parser.add_argument("--config", type=Path, required=True, help="resolved configuration (config.yaml of a run)")
+    parser.add_argument("--member", required=True, help=f"id of this member of the fleet, such as {role}-0")
+    add_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that `python -m argosy.<role>` and `argosy serve <role>` share."""
+    parser.add_argument("--host", help="address to listen on (default: from the configuration, loopback)")
+    parser.add_argument("--port", type=int, help="port to listen on; 0 takes a free one (default: from the config)")
+    parser.add_argument("--advertise", help="host name that others reach this member by (default: the listening host)")
+    parser.add_argument("--incarnation", default="", help="token of this life of the member (default: a random one)")
+
+
+def set_threads(count: int) -> None:
+    """Bound the threads of OpenMP, MKL and OpenBLAS, which read these variables once, when torch or numpy load.
+
+    0 leaves what the user has set. Already imported libraries don't notice: call it first.
+    """
+    if count > 0:
+        for name in _THREAD_VARIABLES:
+            os.environ[name] = str(count)
+
+
+def check_host(host: str, *, allow_remote: bool) -> None:
+    """Refuse to listen beyond loopback unless that was asked for: calls are neither encrypted nor authenticated."""
+    try:
+        is_loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    if not is_loopback and not allow_remote:
+        raise ConfigError(
+            f"listening on {host} would let other machines in, without encryption or passwords; on a network that you "
+            "trust, allow it with argosy.allow_remote_hosts=true"
+        )
