@@ -1,45 +1,131 @@
-"""Pausing, resuming and stopping a run from outside, at step boundaries."""
+"""Pausing, resuming and stopping a run from outside, at step boundaries; and telling others how it goes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from argosy.membership.interface import Membership
+from argosy.types.ids import PolicyVersion
+from argosy.types.records import Member, RunStatus
 
 log = logging.getLogger(__name__)
 
 
-class RunControl:
-    """Shared by the loop, which obeys it, and by ControllerService and the signal handlers, which set it."""
+@dataclass(slots=True)
+class RunView:
+    """What is known of a run for those outside."""
 
-    def __init__(self) -> None:
-        self._running = asyncio.Event()
-        self._running.set()
+    run_id: str
+    total_steps: int
+    term: int = 0
+    step: int = 0
+    state: str = "starting"
+    version: PolicyVersion | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class RunControl:
+    """Implements `argosy.roles.controller.RunController`: the loop obeys it, ControllerService and signals set it."""
+
+    def __init__(self, run_id: str = "", total_steps: int = 0) -> None:
+        self.view = RunView(run_id, total_steps)
+        self.membership: Membership | None = None
         self.stop_requested = False
         """The loop ends after the step that it is in."""
         self.stage = "start"
         """What the loop waits for right now."""
+        self.message = ""
+        self._running = asyncio.Event()
+        self._running.set()
+        self._changed = asyncio.Condition()
+        self._notices: set[asyncio.Task[None]] = set()
 
     @property
     def paused(self) -> bool:
         """Whether the loop will wait, or waits, at the next step boundary."""
         return not self._running.is_set()
 
-    def pause(self) -> None:
+    async def get_run(self) -> RunStatus:
+        """The run as it is now."""
+        view = self.view
+        state = "stopping" if self.stop_requested and view.state == "running" else view.state
+        return RunStatus(
+            view.run_id,
+            "paused" if self.paused else state,
+            view.step,
+            view.total_steps,
+            view.term,
+            view.version,
+            self.stage,
+            dict(view.metrics),
+            self.message,
+        )
+
+    async def watch_run(self) -> AsyncIterator[RunStatus]:
+        """Now, and at each change, until the run ends; a slow reader gets the newest."""
+        while True:
+            status = await self.get_run()
+            yield status
+            if status.state in ("finished", "failed"):
+                return
+            async with self._changed:
+                if await self.get_run() == status:
+                    await self._changed.wait()
+
+    async def list_members(self, role: str = "") -> Sequence[Member]:
+        """The fleet as membership has it."""
+        if self.membership is None:
+            return ()
+        members = await self.membership.members(role or None)
+        return sorted(members, key=lambda member: (member.role, member.member_id))
+
+    async def pause(self) -> RunStatus:
         """Wait at the next step boundary."""
         self._running.clear()
+        self.notify()
+        return await self.get_run()
 
-    def resume(self) -> None:
+    async def resume(self) -> RunStatus:
         """Go on."""
         self._running.set()
+        self.notify()
+        return await self.get_run()
 
-    def stop(self) -> None:
-        """End after the present step, keeping its work."""
+    async def stop(self, reason: str = "") -> RunStatus:
+        """End after the present step, with a checkpoint."""
         self.stop_requested = True
+        self.message = reason or "stopped on request"
         self._running.set()
+        self.notify()
+        return await self.get_run()
+
+    def at_stage(self, stage: str) -> None:
+        """The loop now waits for this."""
+        self.stage = stage
+        self.notify()
+
+    def ended(self, state: str, message: str = "") -> None:
+        """The run is over: "finished" or "failed"."""
+        self.view.state = state
+        self.message = message or self.message
+        self.notify()
 
     async def at_step_boundary(self, step: int) -> None:
         """Called by the loop between two steps: returns at once unless paused."""
         if self.paused:
             log.info("paused after step %d", step)
-            self.stage = "paused"
+            self.at_stage("paused")
             await self._running.wait()
+
+    def notify(self) -> None:
+        """Wake those who watch."""
+        notice = asyncio.get_running_loop().create_task(self._wake())
+        self._notices.add(notice)  # the loop keeps only weak references to tasks
+        notice.add_done_callback(self._notices.discard)
+
+    async def _wake(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()

@@ -209,6 +209,7 @@ class Controller:
         metrics |= performance_metrics(batch, timing) | self.ctx.counters
         metrics |= {"training/global_step": float(step), "training/epoch": float(record.prompts[0].group.data_epoch)}
         self._observer.step_done(step, metrics, record)
+        self._control.view.metrics = metrics
 
     async def _prepare(self, record: StepRecord, timing: dict[str, float]) -> tuple[TrajectoryBatch, dict[str, float]]:
         """Log-probs and advantages of a scored step."""
@@ -245,6 +246,7 @@ class Controller:
         self._stage(self.state.step, "update_weights")
         with span("stage.sync", step=self.state.step):
             self.state.version = await publish_and_sync(self.ctx, self._rollout, self.state.step)
+        self._control.view.step, self._control.view.version = self.state.step, self.state.version
 
     async def _validate(self) -> None:
         self._stage(self.state.step, "testing")
@@ -293,7 +295,7 @@ class Controller:
         return frequency > 0 and (self.state.step % frequency == 0 or self.state.step == self._total_steps)
 
     def _stage(self, step: int, name: str) -> None:
-        self._control.stage = name
+        self._control.at_stage(name)
         self._observer.stage(step, name)
 
 

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -29,8 +30,10 @@ from argosy.controller.observer import RunObserver
 from argosy.controller.placement import Placement, open_placement
 from argosy.controller.recovery import Checkpoint, CheckpointStore, find_resume
 from argosy.controller.report import RunReport, compare, held_out, write_report
+from argosy.controller.serving import serve_control
+from argosy.membership.interface import Leadership
 from argosy.telemetry.logs import PlainFormatter
-from argosy.types.errors import ArgosyError, ConfigError
+from argosy.types.errors import ArgosyError, ConfigError, FencedError
 from argosy.types.records import Prompt
 
 log = logging.getLogger(__name__)
@@ -110,9 +113,13 @@ class Run:
         leadership = await placement.membership.elect(
             run_id, candidate="controller-0", min_term=int(self.saved.get("term", 0)) + 1
         )
-        ledger = Ledger(self.run_dir / "ledger", leadership.term)
-        try:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(leadership.resign)
+            ledger = Ledger(self.run_dir / "ledger", leadership.term)
+            stack.callback(ledger.close)
             ctx = RunContext(self.config, run_id, leadership.term, placement.services, ledger)
+            control.view.term, control.view.state = leadership.term, "running"
+            await stack.enter_async_context(serve_control(control, placement.membership, self.run_dir))
             await _check_data_sources(ctx, self.source, self.held_out)
             controller = Controller(ctx, self.sampler, self.held_out, self.store, self.total_steps, observer, control)
             if self.checkpoint:
@@ -122,11 +129,9 @@ class Run:
             else:
                 rewind(self.run_dir / "ledger", LedgerCut(0, ""), f"before-{run_id}")
                 screen.note(f"starting new run {run_id} in {self.run_dir}")
-            await controller.run()
+            await _while_leading(leadership, controller.run())
             exported = await self._export(ctx, controller)
-        finally:
-            ledger.close()
-            await leadership.resign()
+            control.ended("finished")
         return controller, exported
 
     async def _restore(self, ctx: RunContext, controller: Controller, checkpoint: Checkpoint) -> None:
@@ -153,6 +158,20 @@ class Run:
         step = controller.state.step
         await ctx.services.policy.export_hf(str(path), ctx.mutation("export", step, expected_step=step))
         return str(path)
+
+
+async def _while_leading(leadership: Leadership, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, unless somebody else comes to lead the run: then stop at once, before anything is done twice."""
+    working, losing = asyncio.ensure_future(work), asyncio.ensure_future(leadership.wait_lost())
+    try:
+        await asyncio.wait({working, losing}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise FencedError(f"another controller leads this run now; term {leadership.term} is over")
+        working.result()
+    finally:
+        for task in (working, losing):
+            task.cancel()
+        await asyncio.gather(working, losing, return_exceptions=True)
 
 
 async def _check_data_sources(ctx: RunContext, source: PromptSource, held_out: Sequence[Prompt]) -> None:
@@ -242,7 +261,7 @@ async def _supervised(run: Run) -> RunReport:
     with StopSignals() as signals:
         signals.cancel(asyncio.current_task())
         try:
-            return await run.execute(RunControl())
+            return await run.execute(RunControl(str(run.config.argosy.run_id), run.total_steps))
         except asyncio.CancelledError:
             if signals.number is None:
                 raise

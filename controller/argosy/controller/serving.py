@@ -1,0 +1,45 @@
+"""The controller's own gRPC server: ControllerService, health and reflection, and its entry in membership."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from argosy.controller import service
+from argosy.controller.control import RunControl
+from argosy.controller.files import write_atomically
+from argosy.membership.interface import Membership
+from argosy.rpc.gate import Gate
+from argosy.rpc.server import RpcServer
+from argosy.types.records import Member, MemberState
+
+MEMBER_ID = "controller-0"
+ADDRESS_FILE = "controller.json"
+
+
+@asynccontextmanager
+async def serve_control(control: RunControl, membership: Membership, run_dir: Path) -> AsyncIterator[str]:
+    """Serve `control` on a free loopback port while the block runs; yields the address.
+
+    The address is in membership, and in `controller.json` of the run folder for commands on this machine.
+    """
+    control.membership = membership
+    gate = Gate(MEMBER_ID)
+    server = RpcServer.listen("127.0.0.1", 0, gate=gate)
+    names = service.add_to_server(control, server.server, gate=gate)
+    await server.start()
+    await server.serve(names)
+    incarnation = secrets.token_hex(8)
+    member = Member(MEMBER_ID, "controller", server.address, incarnation, state=MemberState.READY)
+    registration = await membership.register(member)
+    address = {"address": server.address, "run_id": control.view.run_id, "incarnation": incarnation}
+    write_atomically(run_dir / ADDRESS_FILE, json.dumps(address).encode())
+    try:
+        yield server.address
+    finally:
+        (run_dir / ADDRESS_FILE).unlink(missing_ok=True)
+        await registration.close()
+        await server.stop(grace_s=1.0)
