@@ -2,7 +2,7 @@
 
     generate() ─ Batch ─┐                      ┌─ runs, finished, refused
     generate() ─ Batch ─┼─► GenerateStream ◄──►│  the server
-    generate() ─ Batch ─┘   (one writer lock,  └─
+    generate() ─ Batch ─┘   (one writer task,  └─
                              one reader task)
 
 A Batch gathers the token runs of its samples as they come, so that it has a partial answer for each of them when the
@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import grpc
 
 from argosy.api.rollout.v1 import generate_pb2 as pb
-from argosy.rpc.codec.common import duration_to_pb, read_context_to_pb
+from argosy.rpc.codec.common import duration_to_pb
 from argosy.rpc.codec.rollout import (
     finish_reason_from_pb,
     generated_from_pb,
@@ -34,6 +35,8 @@ from argosy.types.records import Completion, FinishReason, Generated, GenerateRe
 
 MAX_ADD_BYTES = 2 << 20
 """Samples are put into messages of about this size; one larger sample goes alone."""
+MAX_WAITING_ADDS = 16
+"""Messages with samples that wait to be written; a caller with more waits itself."""
 
 
 class Partial:
@@ -44,6 +47,9 @@ class Partial:
         self.token_ids = list(request.generated.token_ids)
         self.log_probs = list(request.generated.log_probs)
         self.versions = list(request.generated.versions)
+        self.sent = False
+        """Whether the server may know of it."""
+        self.refused = False
 
     def extend(self, offset: int, tokens: Generated) -> None:
         """Append a run. CorruptDataError if it doesn't begin where the last one ended."""
@@ -99,113 +105,150 @@ class Batch:
 class GenerateStream:
     """One life of the stream. When it breaks, every batch on it gets its partial answers and an error."""
 
-    def __init__(self, call: grpc.aio.StreamStreamCall[pb.GenerateRequest, pb.GenerateResponse], peer: str) -> None:
+    def __init__(
+        self,
+        call: grpc.aio.StreamStreamCall[pb.GenerateRequest, pb.GenerateResponse],
+        peer: str,
+        on_end: Callable[[GenerateStream], None],
+    ) -> None:
+        """`on_end` is told when the reader has ended; until then somebody must hold on to the stream."""
         self._call = call
         self._peer = peer
         self._owners: dict[str, Batch] = {}
-        self._write_lock = asyncio.Lock()
+        self._leaving: set[str] = set()
+        """Cancelled samples whose end the server has not told yet: their keys can't be used again before."""
+        self._changed = asyncio.Event()
+        self._outbox: deque[pb.GenerateRequest] = deque()
+        self._room = asyncio.Semaphore(MAX_WAITING_ADDS)
+        self._wake = asyncio.Event()
         self._member_id = ""
-        self._begun = False
         self.ended = False
+        """No batch may join any more."""
+        self._writer = asyncio.create_task(self._write())
         self._reader = asyncio.create_task(self._read())
+        self._reader.add_done_callback(lambda _: on_end(self))
 
     async def add(self, batch: Batch, deadline_s: float) -> None:
         """Send a batch's requests. InvalidInputError if one of its keys is in flight on this stream already."""
         taken = [key for key in batch.waiting if key in self._owners]
         if taken:
             raise InvalidInputError(f"sample {taken[0]} is in flight on {self._peer} already", field="sample_id")
+        samples = [sample_request_to_pb(partial.request) for partial in batch.waiting.values()]
         self._owners |= dict.fromkeys(batch.waiting, batch)
-        requests = [partial.request for partial in batch.waiting.values()]
-        for samples in _messages(map(sample_request_to_pb, requests)):
-            await self._write(
-                pb.GenerateRequest(add=pb.AddSamples(samples=samples, deadline=duration_to_pb(deadline_s)))
-            )
+        while self._leaving & batch.waiting.keys() and not self.ended:
+            self._changed.clear()
+            await self._changed.wait()
+        for group in _groups(samples):
+            await self._room.acquire()
+            for sample in group:
+                batch.waiting[key_from_pb(sample.key)].sent = True
+            self._send(pb.GenerateRequest(add=pb.AddSamples(samples=group, deadline=duration_to_pb(deadline_s))))
 
-    async def leave(self, batch: Batch) -> None:
-        """Cancel what a batch still waits for; half-close the stream when nobody is left on it."""
-        keys = [key for key, owner in self._owners.items() if owner is batch]
-        for key in keys:
+    def leave(self, batch: Batch) -> None:
+        """Cancel what a batch still waits for. The stream is half-closed when nobody is left on it."""
+        for key in [key for key, owner in self._owners.items() if owner is batch]:
             del self._owners[key]
+        keys = [key for key, partial in batch.waiting.items() if partial.sent and not partial.refused]
         if keys and not self.ended:
-            cancelled = [key_to_pb(partial.request) for partial in batch.waiting.values()]
-            await self._write(pb.GenerateRequest(cancel=pb.CancelSamples(keys=cancelled)))
-        if not self._owners and not self.ended:
-            # An idle stream would hold up the server's graceful stop; opening another costs a millisecond.
-            self.ended = True
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                await self._call.done_writing()
+            self._leaving.update(keys)
+            if not (self._outbox and self._outbox[-1].HasField("cancel")):
+                self._send(pb.GenerateRequest(cancel=pb.CancelSamples()))
+            self._outbox[-1].cancel.keys.extend(key_to_pb(batch.waiting[key].request) for key in keys)
+        self._close_if_idle()
 
     async def close(self) -> None:
         """End the stream at once; the batches on it get an UnavailableError."""
         self._call.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reader
+        await asyncio.wait([self._reader])
 
-    async def _write(self, message: pb.GenerateRequest) -> None:
-        async with self._write_lock:
-            if not self._begun:
-                self._begun = True
-                message.context.CopyFrom(read_context_to_pb())
-            # A write fails only when the stream has ended: then the reader has the status and tells the batches.
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                await self._call.write(message)
+    def _close_if_idle(self) -> None:
+        """An idle stream would hold up the server's graceful stop; opening another costs a millisecond."""
+        if not self._owners and not self._leaving:
+            self.ended = True
+            self._wake.set()
+
+    def _send(self, message: pb.GenerateRequest) -> None:
+        self._outbox.append(message)
+        self._wake.set()
+
+    async def _write(self) -> None:
+        # Alone in a task: a cancelled `write` ends the whole call, and a caller may be cancelled at any time.
+        # A write fails only when the call has ended: the reader has the status then, and tells the batches.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._outbox:
+                    message = self._outbox.popleft()
+                    await self._call.write(message)
+                    if message.HasField("add"):
+                        self._room.release()
+                if self.ended:
+                    await self._call.done_writing()
+                    return
 
     async def _read(self) -> None:
         error: ArgosyError = UnavailableError(f"{self._peer} ended the Generate stream with samples in flight")
         try:
             async for response in self._call:
                 self._take(response)
+                self._changed.set()
+                self._close_if_idle()
         except grpc.aio.AioRpcError as broken:
             error = from_rpc_error(broken, peer=self._peer)
         except ArgosyError as nonsense:
             error = nonsense
-            self._call.cancel()
         except asyncio.CancelledError:
             error = UnavailableError(f"the connection to {self._peer} was closed")
         finally:
             self.ended = True
+            self._changed.set()
+            self._call.cancel()  # nothing happens if it has ended
+            self._writer.cancel()
             owners, self._owners = set(self._owners.values()), {}
             for batch in owners:
                 batch.fail(error, self._member_id)
 
     def _take(self, response: pb.GenerateResponse) -> None:
-        if response.context.member_id:
-            self._member_id = response.context.member_id
+        self._member_id = response.context.member_id or self._member_id
         for run in response.runs:
-            owner = self._owners.get(key := key_from_pb(run.key))
-            if owner is not None:  # else it was cancelled meanwhile
-                owner.waiting[key].extend(run.offset, generated_from_pb(run.tokens))
+            key = key_from_pb(run.key)
+            if key in self._owners and key not in self._leaving:
+                self._owners[key].waiting[key].extend(run.offset, generated_from_pb(run.tokens))
         for end in response.finished:
-            owner = self._owners.pop(key := key_from_pb(end.key), None)
-            if owner is not None:
-                self._finish(owner, owner.waiting[key], end)
+            key = key_from_pb(end.key)
+            if key in self._leaving:
+                self._leaving.discard(key)
+            elif key in self._owners:
+                self._finish(self._owners[key], key, end)
         for refused in response.refused:
             self._refuse(refused)
 
-    def _finish(self, batch: Batch, partial: Partial, end: pb.FinishedSample) -> None:
-        key = partial.request.key
+    def _finish(self, batch: Batch, key: str, end: pb.FinishedSample) -> None:
+        partial = batch.waiting[key]
         if end.token_count != len(partial.token_ids):
-            self._owners[key] = batch  # so that the batch learns of the error
             raise CorruptDataError(f"{key}: {len(partial.token_ids)} tokens came, the server counts {end.token_count}")
-        del batch.waiting[key]
-        batch.events.put_nowait(
-            partial.completion(
-                finish_reason_from_pb(end.finish_reason),
-                self._member_id,
-                text=end.text,
-                error=end.error,
-                cached_prompt_tokens=end.cached_prompt_token_count,
-            )
+        completion = partial.completion(
+            finish_reason_from_pb(end.finish_reason),
+            self._member_id,
+            text=end.text,
+            error=end.error,
+            cached_prompt_tokens=end.cached_prompt_token_count,
         )
+        del self._owners[key], batch.waiting[key]
+        batch.events.put_nowait(completion)
 
     def _refuse(self, refused: pb.RefusedSamples) -> None:
-        owners = {self._owners.pop(key, None) for key in map(key_from_pb, refused.keys)}
-        for batch in owners - {None}:
-            assert batch is not None
+        keys = {key_from_pb(key) for key in refused.keys}
+        gone, keys = keys & self._leaving, keys - self._leaving
+        self._leaving -= gone
+        for key in keys & self._owners.keys():
+            self._owners[key].waiting[key].refused = True
+        for batch in {self._owners.pop(key) for key in keys & self._owners.keys()}:
             batch.events.put_nowait(refusal_from_pb(refused, self._peer))
 
 
-def _messages(samples: Iterable[pb.SampleRequest]) -> Iterator[list[pb.SampleRequest]]:
+def _groups(samples: Iterable[pb.SampleRequest]) -> Iterator[list[pb.SampleRequest]]:
     """Samples in groups of about MAX_ADD_BYTES, so that no message grows over the limit."""
     group: list[pb.SampleRequest] = []
     size_bytes = 0

@@ -32,6 +32,8 @@ class GrpcWeightSource:
         self._caller = caller or Caller(address, what="weights", options=options)
         self._owns_caller = caller is None
         self._address = address
+        self.received_size_bytes = 0
+        """Bytes of all chunks taken so far."""
         self._stub = cast("WeightsServiceAsyncStub", WeightsServiceStub(self._caller.channel))
 
     @property
@@ -55,6 +57,7 @@ class GrpcWeightSource:
         call = self._stub.StreamWeights(pb.StreamWeightsRequest(version=version_to_pb(version), names=names))
         try:
             async for chunk in _chunks(call, version):
+                self.received_size_bytes += len(chunk.data)
                 yield chunk
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, peer=self._caller.what) from error

@@ -102,7 +102,7 @@ class AddSamples(google.protobuf.message.Message):
 
     @property
     def deadline(self) -> google.protobuf.duration_pb2.Duration:
-        """Time for these samples from now; those not finished by then end with FINISH_REASON_ABORTED. Unset: the stream's deadline."""
+        """Time for these samples from now; those not finished by then are refused as DEADLINE. Unset: the stream's deadline."""
 
     def __init__(
         self,
