@@ -1,0 +1,22 @@
+"""The embedded engine (`rollout.name=hf`): continuous batching over any Hugging Face causal LM, on CPU or GPU.
+
+One step of the engine is: take in what waits, compute the prompts' keys and values (once per distinct prompt), then
+decode one token for every running sample. A sample enters decode with the *last* token of its prompt, so that prefill
+never samples and a prompt shared by n samples is computed once and copied into their slots.
+
+    noise.py      uniform numbers keyed by (seed, purpose, sample id, token position)
+    filters.py    top-k, top-p, min-p
+    sampler.py    logits → token ids and exact log-probs
+    stops.py      stop ids, stop strings over token boundaries
+    sample.py     one request in flight
+    slots.py      the key/value cache: contiguous rows, one per running sample
+    prefixes.py   keys and values of prompts, shared by the samples of a group
+    attention.py  the attention function that transformers calls
+    loading.py    model folder → checked model
+    runner.py     prefill and decode passes
+    scheduler.py  who runs, who waits
+    engine.py     the step, and the thread that repeats it
+
+Dimension letters: B rows of a decode step, N packed prompt tokens, S slots, T cached tokens, L layers, H query heads,
+K key/value heads, G = H/K, D head size, V vocabulary.
+"""

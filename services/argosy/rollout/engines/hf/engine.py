@@ -1,0 +1,262 @@
+"""The step of continuous batching, and the thread that repeats it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from argosy.rollout.engines.hf.batching import make_banned, make_penalties, make_settings, make_uniforms
+from argosy.rollout.engines.hf.prefixes import Prefix, PrefixStore
+from argosy.rollout.engines.hf.runner import Runner
+from argosy.rollout.engines.hf.sample import Sample
+from argosy.rollout.engines.hf.sampler import Settings, draw
+from argosy.rollout.engines.hf.scheduler import Scheduler
+from argosy.rollout.engines.hf.stops import Decode
+from argosy.types.ids import PolicyVersion
+from argosy.types.records import FinishReason
+
+_LOG = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+
+class Engine:
+    """Runs samples to their end on a thread of its own.
+
+    Everything but `call`, `start` and `close` belongs to that thread: other threads reach it through `call`, which runs
+    a function between two steps.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        prefixes: PrefixStore,
+        decode: Decode,
+        *,
+        prefill_token_budget: int,
+        version: PolicyVersion | None,
+        threads: int = 0,
+    ) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+        self.prefixes = prefixes
+        self.version = version
+        """The weights that are served; None while there are none to serve."""
+        self.paused = False
+        self.generated_token_count = 0
+        self._decode = decode
+        self._prefill_token_budget = prefill_token_budget
+        self._threads = threads
+        self._settings: Settings | None = None
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="argosy-rollout-engine", daemon=True)
+
+    # --- from any thread ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin stepping."""
+        self._thread.start()
+
+    def call(self, function: Callable[[], _Result]) -> Future[_Result]:
+        """Run `function` on the engine's thread between two steps."""
+        future: Future[_Result] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - it is the caller's: the future carries it there
+                future.set_exception(error)
+
+        with self._wake:
+            if self._closing:
+                future.cancel()
+                return future
+            self._commands.append(run)
+            self._wake.notify()
+        return future
+
+    @property
+    def closing(self) -> bool:
+        """Whether `close` was called: nothing new is run."""
+        return self._closing
+
+    def close(self) -> None:
+        """End every sample as aborted and stop the thread."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    # --- on the engine's thread --------------------------------------------------------------------------------------
+
+    def submit(self, samples: Sequence[Sample]) -> None:
+        """Take samples in, all or (OverloadedError) none; those that are at their end already complete at once."""
+        self.scheduler.check_room(len(samples))
+        open_samples = []
+        for sample in samples:
+            reason = sample.replay()
+            if reason is None:
+                open_samples.append(sample)
+            else:
+                sample.complete(reason, self._decode)
+        self.scheduler.add(open_samples)
+
+    def abort(self, keys: set[str] | None) -> int:
+        """End the named samples (all with None) with what they have; returns how many."""
+        gone = self.scheduler.remove_waiting(keys)
+        for sample in [s for s in self.scheduler.running if keys is None or s.key in keys]:
+            self._release(sample)
+            gone.append(sample)
+        for sample in gone:
+            sample.complete(FinishReason.ABORTED, self._decode)
+        return len(gone)
+
+    def swap_weights(self, tensors: Mapping[str, Tensor], version: PolicyVersion) -> None:
+        """Copy new weights into the model in place. Samples in flight start over their cache under the new weights.
+
+        The version is None while the copy runs: if it fails half way, the server is stale and answers nothing.
+        """
+        state = self.runner.model.module.state_dict()
+        self.version = None
+        with torch.inference_mode():
+            for name, tensor in tensors.items():
+                state[name].copy_(tensor)
+        self.version = version
+        self.prefixes.clear()
+        self.scheduler.preempt()
+        self._settings = None
+
+    def step(self) -> None:
+        """Admit what fits, then sample one token for every running sample."""
+        self._admit()
+        samples = self.scheduler.running
+        if not samples:
+            return
+        logits = self.runner.decode([s.next_input for s in samples], [s.cached for s in samples])
+        device = logits.device
+        if self._settings is None:
+            self._settings = make_settings(samples, logits.shape[1], device)
+        tokens, log_probs = draw(
+            logits,
+            make_uniforms(samples).to(device),
+            self._settings,
+            make_penalties(samples, device),
+            make_banned(samples, device),
+        )
+        self._collect(tokens.tolist(), log_probs.tolist())
+
+    def _collect(self, tokens: list[int], log_probs: list[float]) -> None:
+        """Hand each running sample its token; release those that end."""
+        assert self.version is not None
+        ended: list[tuple[Sample, FinishReason, str]] = []
+        for sample, token, log_prob in zip(self.scheduler.running, tokens, log_probs, strict=True):
+            if not math.isfinite(log_prob):
+                ended.append((sample, FinishReason.FAILED, "the model's logits are not finite"))
+                continue
+            reason = sample.append(token, log_prob, self.version)
+            self.generated_token_count += 1
+            if reason is None:
+                sample.send_progress()
+            else:
+                ended.append((sample, reason, ""))
+        for sample, reason, error in ended:
+            self._release(sample)
+            sample.complete(reason, self._decode, error)
+
+    def _admit(self) -> None:
+        """Give slots to waiting samples, and fill them with their prompts' keys and values."""
+        planned: set[Prefix] = set()
+
+        def cost(sample: Sample) -> int:
+            prefix = sample.prefix
+            if prefix in planned or self.prefixes.get(prefix) is not None:
+                return 0
+            planned.add(prefix)
+            return len(prefix)
+
+        admitted = self.scheduler.admit(self._prefill_token_budget, cost)
+        if not admitted:
+            return
+        self._settings = None
+        fresh = self._prefill_missing(admitted)
+        self.runner.slots.reserve(max(len(sample.prefix) for sample in admitted) + 1)
+        for sample in admitted:
+            prefix = sample.prefix
+            sample.cached = len(prefix)
+            if not prefix:
+                continue
+            shared = self.prefixes.get(prefix)
+            entry = shared if shared is not None else fresh[prefix][0]
+            self.runner.slots.fill(sample.slot, entry)
+            if not (prefix in fresh and fresh[prefix][1] is sample):
+                sample.cached_prompt_tokens = min(len(prefix), len(sample.request.prompt_ids))
+
+    def _prefill_missing(self, admitted: Sequence[Sample]) -> dict[Prefix, tuple[Tensor, Sample]]:
+        """Compute each distinct prefix that isn't kept once: its keys and values, and the sample that paid for it."""
+        owners: dict[Prefix, Sample] = {}
+        for sample in admitted:
+            prefix = sample.prefix
+            if prefix and self.prefixes.get(prefix) is None:
+                owners.setdefault(prefix, sample)
+        if not owners:
+            return {}
+        entries = self.runner.prefill(list(owners))
+        for (prefix, sample), entry in zip(owners.items(), entries, strict=True):
+            # Only whole prompts are worth keeping: nobody shares a sampled answer.
+            if not sample.token_ids:
+                self.prefixes.put(prefix, entry)
+        return {prefix: (entry, sample) for (prefix, sample), entry in zip(owners.items(), entries, strict=True)}
+
+    def _release(self, sample: Sample) -> None:
+        slot = sample.slot
+        moved = self.scheduler.release(sample)
+        if moved is not None:
+            self.runner.slots.move(len(self.scheduler.running), slot, moved.cached)
+        self._settings = None
+
+    def _fail_all(self, error: Exception) -> None:
+        """A step failed: nothing of the running batch can be trusted, so every sample in it ends as failed."""
+        _LOG.exception("a step of the rollout engine failed")
+        for sample in list(self.scheduler.preempt()):
+            self.scheduler.remove_waiting({sample.key})
+            sample.complete(FinishReason.FAILED, self._decode, f"{type(error).__name__}: {error}")
+        self.prefixes.clear()
+        self._settings = None
+
+    @property
+    def _has_work(self) -> bool:
+        return not self.paused and self.version is not None and len(self.scheduler) > 0
+
+    def _run(self) -> None:
+        if self._threads > 0:
+            # OpenMP's thread count belongs to the calling thread, so it is set here and not where the model was loaded.
+            torch.set_num_threads(self._threads)
+        while True:
+            with self._wake:
+                while not (self._commands or self._closing or self._has_work):
+                    self._wake.wait()
+                commands, closing = list(self._commands), self._closing
+                self._commands.clear()
+            for command in commands:
+                command()
+            if closing:
+                self.abort(None)
+                return
+            if self._has_work:
+                try:
+                    self.step()
+                except Exception as error:  # noqa: BLE001 - every sample of the batch reports it, and the log has the trace
+                    self._fail_all(error)

@@ -1,0 +1,136 @@
+"""From a model folder to a model that the engine can run, or a refusal that says why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from argosy.rollout.engines.hf.attention import ATTENTION_NAME, register
+from argosy.types.errors import InvalidInputError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_UNSUPPORTED = {
+    "attn_logit_softcapping": "soft-capped attention logits",
+    "attention_chunk_size": "chunked attention",
+}
+"""Config keys that change attention in ways that this engine's attention function doesn't compute."""
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A causal LM whose attention goes through the engine, and the few numbers that the engine needs of it."""
+
+    module: nn.Module
+    """Called with input_ids, position_ids and argosy_plan."""
+    backbone: nn.Module
+    """The same without the head, for prefill."""
+    layer_count: int
+    kv_head_count: int
+    head_size: int
+    vocab_size: int
+    context_len: int
+    """The model's own limit (max_position_embeddings)."""
+    eos_token_ids: frozenset[int]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def load_module(
+    path: str, *, dtype: str = "float32", device: str = "auto", trust_remote_code: bool = False
+) -> nn.Module:
+    """Load a Hugging Face folder or hub name, not yet routed through the engine (`adopt`).
+
+    Args:
+        path: Folder or hub name.
+        dtype: "float32", "bfloat16" or "float16".
+        device: "cpu", "cuda", "cuda:N", or "auto": a GPU if there is one.
+        trust_remote_code: Let the folder run its own code.
+
+    Raises:
+        InvalidInputError: no such model, dtype or device.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    if dtype not in _DTYPES:
+        raise InvalidInputError(f"rollout dtype {dtype!r} is not one of {sorted(_DTYPES)}")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InvalidInputError(f"rollout device is {device!r}, but torch sees no GPU here; use device 'cpu'")
+    if _looks_local(path) and not (Path(path).expanduser() / "config.json").is_file():
+        raise InvalidInputError(f"the model folder {path} has no config.json; give a Hugging Face causal-LM folder")
+    disable_progress_bar()  # it would go into the service's log
+    try:
+        module: Any = AutoModelForCausalLM.from_pretrained(
+            str(Path(path).expanduser()) if _looks_local(path) else path,
+            dtype=_DTYPES[dtype],
+            trust_remote_code=trust_remote_code,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidInputError(f"the model {path} can't be loaded: {error}") from error
+    loaded: nn.Module = module.to(device).eval().requires_grad_(False)
+    return loaded
+
+
+def adopt(module: Any) -> LoadedModel:
+    """Route a causal LM's attention through the engine. The model must be this engine's own: it is changed in place.
+
+    Raises:
+        InvalidInputError: the model has layers that this engine can't run.
+    """
+    config = module.config.get_text_config()
+    _check_supported(module, config)
+    register()
+    module.set_attn_implementation(ATTENTION_NAME)
+    weight: torch.Tensor = module.get_input_embeddings().weight
+    head_count = int(config.num_attention_heads)
+    return LoadedModel(
+        module=module,
+        backbone=module.base_model,
+        layer_count=int(config.num_hidden_layers),
+        kv_head_count=int(getattr(config, "num_key_value_heads", None) or head_count),
+        head_size=int(getattr(config, "head_dim", None) or config.hidden_size // head_count),
+        vocab_size=int(module.get_output_embeddings().weight.shape[0]),
+        context_len=int(getattr(config, "max_position_embeddings", None) or 1 << 30),
+        eos_token_ids=eos_ids(module),
+        dtype=weight.dtype,
+        device=weight.device,
+    )
+
+
+def eos_ids(module: Any) -> frozenset[int]:
+    """Every id that ends an answer: generation_config's and config's, each a number, a list or nothing (case D9)."""
+    found: set[int] = set()
+    for holder in (getattr(module, "generation_config", None), module.config, module.config.get_text_config()):
+        value = getattr(holder, "eos_token_id", None)
+        if value is not None:
+            found.update([int(value)] if isinstance(value, int) else map(int, value))
+    return frozenset(found)
+
+
+def _check_supported(module: Any, config: Any) -> None:
+    name = type(module).__name__
+    reasons = []
+    if not getattr(module, "_supports_attention_backend", False):
+        reasons.append("its attention can't be replaced (transformers' AttentionInterface)")
+    reasons += [what for key, what in _UNSUPPORTED.items() if getattr(config, key, None) is not None]
+    other = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+    if other:
+        reasons.append(f"layers of type {sorted(other)}")
+    if bool(getattr(config, "is_encoder_decoder", False)):
+        reasons.append("an encoder")
+    if reasons:
+        raise InvalidInputError(
+            f"the embedded rollout engine can't run {name}: it has {'; '.join(reasons)}. "
+            "Use another engine (actor_rollout_ref.rollout.name) for this model."
+        )
+
+
+def _looks_local(path: str) -> bool:
+    return Path(path).expanduser().exists() or path.startswith((".", "/", "~"))

@@ -1,0 +1,98 @@
+"""Who runs and who waits. Bounded: running samples by slots, waiting ones by count, a prefill by tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from argosy.rollout.engines.hf.sample import Sample
+from argosy.types.errors import OverloadedError
+
+
+class Scheduler:
+    """Rows of the running batch are slots: `running[i]` lies in slot i, without holes.
+
+    Args:
+        slot_count: Most running samples.
+        max_waiting: Most waiting samples; more is OverloadedError.
+        deterministic: Admit in (purpose, sample id) order, and one batch of `add` after another, so that who shares a
+            batch depends on nothing but the requests.
+    """
+
+    def __init__(self, *, slot_count: int, max_waiting: int, deterministic: bool) -> None:
+        self._slot_count = slot_count
+        self._max_waiting = max_waiting
+        self._deterministic = deterministic
+        self._cohort = 0
+        self._running_cohort: int | None = None
+        self.running: list[Sample] = []
+        self.waiting: deque[tuple[int, Sample]] = deque()
+        """With the number of the `add` that brought it."""
+
+    def __len__(self) -> int:
+        return len(self.running) + len(self.waiting)
+
+    def check_room(self, count: int) -> None:
+        """Raise OverloadedError if `count` more samples don't fit."""
+        room = self._max_waiting - len(self.waiting) + self._slot_count - len(self.running)
+        if count > room:
+            raise OverloadedError(
+                f"{count} samples don't fit: {len(self.waiting)} of {self._max_waiting} places in the queue are taken",
+                retry_after_s=1.0,
+            )
+
+    def add(self, samples: Iterable[Sample]) -> None:
+        """Take samples into the queue, all of them or (OverloadedError) none."""
+        ordered = list(samples)
+        self.check_room(len(ordered))
+        if self._deterministic:
+            ordered.sort(key=lambda sample: sample.order)
+        self._cohort += 1
+        self.waiting.extend((self._cohort, sample) for sample in ordered)
+
+    def admit(self, token_budget: int, cost: Callable[[Sample], int]) -> list[Sample]:
+        """Move samples from the queue to free slots while their prefill fits the budget; the first always fits."""
+        admitted: list[Sample] = []
+        while self.waiting and len(self.running) < self._slot_count:
+            cohort, sample = self.waiting[0]
+            if self._deterministic and self._running_cohort not in (None, cohort):
+                break
+            tokens = cost(sample)
+            if admitted and tokens > token_budget:
+                break
+            token_budget -= tokens
+            self.waiting.popleft()
+            self._running_cohort = cohort
+            sample.slot = len(self.running)
+            self.running.append(sample)
+            admitted.append(sample)
+        return admitted
+
+    def release(self, sample: Sample) -> Sample | None:
+        """Free a running sample's slot. The last row's sample, if another, moves there: it is returned, copy its row."""
+        last = self.running.pop()
+        moved = None
+        if last is not sample:
+            self.running[sample.slot] = last
+            last.slot, moved = sample.slot, last
+        sample.slot = -1
+        if not self.running:
+            self._running_cohort = None
+        return moved
+
+    def preempt(self) -> Sequence[Sample]:
+        """Put every running sample back at the head of the queue, in order: its keys and values are void."""
+        samples = self.running
+        cohort = self._running_cohort
+        for sample in reversed(samples):
+            sample.slot, sample.cached = -1, 0
+            self.waiting.appendleft((cohort or 0, sample))
+        self.running = []
+        self._running_cohort = None
+        return samples
+
+    def remove_waiting(self, keys: set[str] | None) -> list[Sample]:
+        """Take the named samples (all with None) out of the queue."""
+        gone = [sample for _, sample in self.waiting if keys is None or sample.key in keys]
+        self.waiting = deque(pair for pair in self.waiting if not (keys is None or pair[1].key in keys))
+        return gone

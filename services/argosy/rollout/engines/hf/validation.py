@@ -1,0 +1,82 @@
+"""Refuses a malformed request before it reaches the batch, with the name of the field that is wrong."""
+
+from __future__ import annotations
+
+import math
+
+from argosy.types.errors import InvalidInputError
+from argosy.types.records import GenerateRequest, SamplingParams
+
+
+def check_request(request: GenerateRequest, *, vocab_size: int, max_model_len: int) -> None:
+    """Raise InvalidInputError that names the sample and the field."""
+    problem = (
+        _prompt_problem(request, vocab_size, max_model_len)
+        or _generated_problem(request, vocab_size)
+        or params_problem(request.params, vocab_size)
+    )
+    if problem:
+        raise InvalidInputError(f"request {request.key}: {problem}", sample_id=str(request.sample_id))
+
+
+def _prompt_problem(request: GenerateRequest, vocab_size: int, max_model_len: int) -> str:
+    if not request.prompt_ids:
+        return "prompt_ids is empty"
+    if len(request.prompt_ids) >= max_model_len:
+        return f"prompt_ids has {len(request.prompt_ids)} tokens, and the server's context holds {max_model_len}"
+    return _ids_problem("prompt_ids", request.prompt_ids, vocab_size)
+
+
+def _generated_problem(request: GenerateRequest, vocab_size: int) -> str:
+    generated = request.generated
+    count = len(generated.token_ids)
+    if len(generated.log_probs) != count:
+        return f"generated.log_probs has {len(generated.log_probs)} values for {count} tokens"
+    if sum(run.token_count for run in generated.versions) != count:
+        return f"generated.versions covers {sum(run.token_count for run in generated.versions)} of {count} tokens"
+    if count > request.params.max_tokens:
+        return f"generated.token_ids has {count} tokens, more than max_tokens {request.params.max_tokens}"
+    return _ids_problem("generated.token_ids", generated.token_ids, vocab_size)
+
+
+def _ids_problem(name: str, ids: tuple[int, ...], vocab_size: int) -> str:
+    wrong = [token for token in ids if not 0 <= token < vocab_size] if ids and _outside(ids, vocab_size) else []
+    if wrong:
+        return f"{name} holds {wrong[0]}, and the model's ids are 0 … {vocab_size - 1}"
+    return ""
+
+
+def _outside(ids: tuple[int, ...], vocab_size: int) -> bool:
+    return min(ids) < 0 or max(ids) >= vocab_size
+
+
+def params_problem(params: SamplingParams, vocab_size: int) -> str:
+    """What is wrong with sampling parameters, or an empty string."""
+    number_problems = [
+        (not _is_int(params.max_tokens) or params.max_tokens < 1, "max_tokens", "an integer of at least 1"),
+        (not _is_int(params.min_tokens) or params.min_tokens < 0, "min_tokens", "an integer of at least 0"),
+        (not _is_int(params.top_k) or params.top_k < -1, "top_k", "a positive integer, or -1 or 0 for off"),
+        (not _within(params.top_p, 0, 1), "top_p", "in [0, 1] (1 is off, 0 keeps one token)"),
+        (not _within(params.min_p, 0, 1) or params.min_p == 1, "min_p", "in [0, 1) (0 is off)"),
+        (not _within(params.temperature, 0, math.inf), "temperature", "0 (greedy) or a finite number above 1e-5"),
+        (0 < params.temperature < 1e-5, "temperature", "0 (greedy) or a finite number above 1e-5"),
+        (not params.repetition_penalty > 0, "repetition_penalty", "a finite number above 0 (1 is off)"),
+        (not math.isfinite(params.repetition_penalty), "repetition_penalty", "a finite number above 0 (1 is off)"),
+        (not _is_int(params.seed), "seed", "an integer"),
+    ]
+    for wrong, name, rule in number_problems:
+        if wrong:
+            return f"params.{name} must be {rule}, got {getattr(params, name)!r}"
+    if params.min_tokens > params.max_tokens:
+        return f"params.min_tokens {params.min_tokens} is above max_tokens {params.max_tokens}"
+    if any(not isinstance(stop, str) or not stop for stop in params.stop):
+        return f"params.stop must hold strings that are not empty, got {list(params.stop)!r}"
+    return _ids_problem("params.stop_token_ids", params.stop_token_ids, vocab_size)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _within(value: float, low: float, high: float) -> bool:
+    return isinstance(value, (int, float)) and low <= value <= high and math.isfinite(value)

@@ -1,0 +1,100 @@
+"""The four phases of a weight update, as a server goes through them: nothing is swapped before everything is right."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from argosy.roles.weights import WeightSource
+from argosy.types.errors import InvalidInputError, NotFoundError, StateError
+from argosy.types.ids import PolicyVersion
+from argosy.types.records import WeightsManifest
+from argosy.weightsync.manifest import ShapedLike, check_manifest
+from argosy.weightsync.staging import Staging
+from argosy.weightsync.transports.stream import receive
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TRANSPORTS = ("stream",)
+"""Ways in which this server takes weights."""
+
+
+class WeightUpdates:
+    """At most one update is under way; a new `start` replaces one whose sender went away.
+
+    Args:
+        expected: The model's tensors by name.
+        tied: The model's redundant name → owner name.
+        casts: Accepted (sent dtype, held dtype) pairs.
+    """
+
+    def __init__(
+        self, expected: Mapping[str, ShapedLike], tied: Mapping[str, str], casts: Collection[tuple[str, str]]
+    ) -> None:
+        self._expected = expected
+        self._tied = tied
+        self._casts = casts
+        self._sync_id = ""
+        self._manifest: WeightsManifest | None = None
+        self._staging: Staging | None = None
+        self._spare: Staging | None = None
+        self._complete = False
+        self._finished: tuple[str, PolicyVersion] | None = None
+
+    def init_transport(self, transport: str) -> None:
+        """Raise InvalidInputError on a transport that this server lacks."""
+        if transport not in TRANSPORTS:
+            raise InvalidInputError(f"weight transport {transport!r} is not one of {list(TRANSPORTS)}")
+
+    def start(self, sync_id: str, manifest: WeightsManifest) -> None:
+        """Check the manifest (WeightsRefusedError) and make room for its bytes. Repeating it changes nothing."""
+        if not sync_id:
+            raise InvalidInputError("sync_id is empty")
+        if sync_id == self._sync_id and manifest == self._manifest:
+            return
+        check_manifest(manifest, self._expected, self._tied, self._casts)
+        self._drop()
+        self._sync_id, self._manifest = sync_id, manifest
+
+    async def receive(self, sync_id: str, source: WeightSource, deadline_s: float) -> None:
+        """Fill the staging area. A try that fails leaves the update started, so that it can be tried again."""
+        manifest = self._started(sync_id)
+        if self._complete:
+            return
+        # A fresh staging for every try: bytes of a broken one must not count as received.
+        staging = Staging(manifest, reuse=self._spare)
+        self._spare = staging
+        await receive(source, manifest, staging, deadline_s)
+        staging.finish()
+        if self._sync_id != sync_id:
+            raise StateError(f"weight update {sync_id!r} was replaced by {self._sync_id!r} while it came in")
+        self._staging, self._complete = staging, True
+
+    def finished(self, sync_id: str) -> PolicyVersion | None:
+        """The version of an update that is done already: a repeated finish gets the first answer."""
+        if self._finished is not None and self._finished[0] == sync_id:
+            return self._finished[1]
+        return None
+
+    def staged(self, sync_id: str) -> tuple[dict[str, Tensor], WeightsManifest]:
+        """The owners' tensors, ready to be swapped in, and what they are. StateError if bytes are missing."""
+        manifest = self._started(sync_id)
+        if self._staging is None or not self._complete:
+            raise StateError(f"weight update {sync_id!r} has not received its tensors: call update_weights first")
+        tensors = self._staging.finish()
+        # A redundant head with bytes of its own equals its owner's (check_manifest), and shares memory with it here.
+        return {name: tensor for name, tensor in tensors.items() if name not in self._tied}, manifest
+
+    def done(self, sync_id: str, version: PolicyVersion) -> None:
+        """Note that the staged weights are served now; their memory waits for the next update."""
+        self._drop()
+        self._finished = (sync_id, version)
+
+    def _started(self, sync_id: str) -> WeightsManifest:
+        if self._manifest is None or sync_id != self._sync_id:
+            raise NotFoundError(f"no weight update {sync_id!r} is under way here; call start_weight_update first")
+        return self._manifest
+
+    def _drop(self) -> None:
+        self._sync_id, self._manifest, self._staging, self._complete = "", None, None, False
