@@ -1,0 +1,1 @@
+"""Models for trainer and reference: loading, packed forward, chunked log-probs."""
