@@ -1,0 +1,1 @@
+"""The reference service: log-probs of given tokens under frozen weights."""

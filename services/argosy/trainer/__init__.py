@@ -1,0 +1,1 @@
+"""The trainer service: forward, backward, optimizer step, checkpoints, and publishing of weights."""

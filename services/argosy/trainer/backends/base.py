@@ -1,0 +1,84 @@
+"""What every training backend can do. The trainer core holds counters and fencing; a backend holds tensors.
+
+All calls come from one thread and block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from argosy.trainer.optimizer import StepOutcome
+from argosy.types.batch import TrajectoryBatch
+from argosy.types.records import GlobalNormalizer, LossConfig
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BackendState:
+    """Everything that a resume needs, as views that must not be written to."""
+
+    model: Mapping[str, Tensor]
+    """Parameters and persistent buffers by name; tied names once."""
+    optimizer: Mapping[str, Tensor]
+    """"{key}/{parameter name}"; empty before the first step."""
+    rng: Mapping[str, Tensor]
+    """"cpu", and "cuda" on a GPU: uint8."""
+    counters: Mapping[str, int]
+    """skipped_steps, consecutive_skips."""
+
+
+class Backend(Protocol):
+    """A model with its optimizer, on one process or many."""
+
+    @property
+    def parameter_count(self) -> int:
+        """Trained parameters; tied ones once."""
+        ...
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a forward_backward waits for its optim_step."""
+        ...
+
+    def forward_backward(
+        self, batch: TrajectoryBatch, loss: LossConfig, normalizer: GlobalNormalizer
+    ) -> dict[str, float]:
+        """Add the batch's share of the gradient; returns its share of each metric."""
+        ...
+
+    def optim_step(self, rate: float) -> StepOutcome:
+        """Clip, step, drop the gradients."""
+        ...
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        ...
+
+    def compute_log_probs(
+        self, batch: TrajectoryBatch, columns: Sequence[str], temperature: float, cancelled: Callable[[], bool]
+    ) -> TrajectoryBatch:
+        """Statistics of the response tokens under the current weights."""
+        ...
+
+    def weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """All weights by Hugging Face name, and the tied names: redundant → owner."""
+        ...
+
+    def state(self) -> BackendState:
+        """For a checkpoint."""
+        ...
+
+    def load_state(self, state: BackendState) -> None:
+        """Restore; all or nothing. Raises InvalidInputError if names or shapes don't fit this model."""
+        ...
+
+    def model_for_export(self) -> Any:
+        """The transformers model, for `save_pretrained`."""
+        ...
+
+    def memory_metrics(self) -> dict[str, float]:
+        """perf/…"""
+        ...

@@ -1,0 +1,223 @@
+"""The one-process backend: float32 master weights on one device, optional bfloat16 compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor, nn
+
+from argosy.modeling.loading import load_causal_lm, resolve_dtype
+from argosy.modeling.microbatch import plan_micro_batches
+from argosy.modeling.packed_model import PackedModel, token_places
+from argosy.modeling.packing import pack
+from argosy.trainer.backends.base import BackendState
+from argosy.trainer.objective import TokenColumns, objective, rows_with_gradient
+from argosy.trainer.optimizer import MasterOptimizer, StepOutcome
+from argosy.trainer.options import TrainerOptions
+from argosy.types.batch import TrajectoryBatch
+from argosy.types.errors import InvalidInputError
+from argosy.types.records import GlobalNormalizer, LossConfig
+from argosy.weightsync.tensors import find_tied
+
+_LISTED_FAULTS = 8
+"""Tensors named in a refusal; the rest are counted."""
+
+
+class SingleProcessBackend:
+    """Implements `argosy.trainer.backends.base.Backend`."""
+
+    def __init__(self, options: TrainerOptions) -> None:
+        self._options = options
+        self._hf_model = load_causal_lm(options.model)
+        self._model = PackedModel(
+            self._hf_model,
+            compute_dtype=resolve_dtype(options.compute_dtype)
+            if options.compute_dtype != "float32"
+            else resolve_dtype(options.model.dtype),
+            chunk_tokens=options.log_prob_chunk_tokens,
+        )
+        self._model.self_check()
+        if options.gradient_checkpointing:
+            _enable_checkpointing(self._hf_model)
+        self._parameters: dict[str, nn.Parameter] = {
+            name: parameter for name, parameter in self._hf_model.named_parameters() if parameter.requires_grad
+        }
+        self._optimizer = MasterOptimizer(self._parameters, options.optimizer)
+        self._has_gradients = False
+
+    @property
+    def parameter_count(self) -> int:
+        """Trained parameters; tied ones once."""
+        return sum(parameter.numel() for parameter in self._parameters.values())
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a forward_backward waits for its optim_step."""
+        return self._has_gradients
+
+    def forward_backward(
+        self, batch: TrajectoryBatch, loss: LossConfig, normalizer: GlobalNormalizer
+    ) -> dict[str, float]:
+        """Micro-batch by micro-batch; the sum of their gradients doesn't depend on how they were cut (case B4)."""
+        self._check_columns(batch, loss)
+        self._has_gradients = True
+        trained = float(batch.ragged("response_mask").values.sum())
+        batch = batch.select(rows_with_gradient(batch, loss))
+        computed = float(batch.ragged("response_mask").values.sum())
+        totals: dict[str, float] = {}
+        limit = self._options.update_limit
+        for rows in plan_micro_batches(batch.ragged("prompt_ids"), batch.ragged("response_ids"), limit):
+            for name, value in self._micro_batch(batch, rows, loss, normalizer, trained / computed).items():
+                totals[name] = totals.get(name, 0.0) + value
+        return totals
+
+    def _micro_batch(
+        self,
+        batch: TrajectoryBatch,
+        rows: np.ndarray[Any, Any],
+        loss: LossConfig,
+        normalizer: GlobalNormalizer,
+        token_weight: float,
+    ) -> dict[str, float]:
+        """Forward and backward of some rows; returns their shares of the metrics.
+
+        `token_weight` lets the computed tokens speak for those that were left out, in per-token averages.
+        """
+        device = self._model.device
+        packed = pack(batch.ragged("prompt_ids").take(rows), batch.ragged("response_ids").take(rows), device=device)
+        stats = self._model.response_stats(
+            packed,
+            temperature=loss.temperature,
+            entropy=loss.entropy_coeff != 0.0 or self._options.report_entropy,
+        )
+        columns = _token_columns(batch, rows, loss, device)
+        result = objective(stats, columns, packed.owner, packed.sequence_count, loss, normalizer)
+        result.loss.backward()  # type: ignore[no-untyped-call]
+        shares = {name: float(value) for name, value in result.metrics.items()}
+        scale = token_weight / max(normalizer.token_count, 1.0)
+        return shares | {name: float(value) * scale for name, value in result.token_metrics.items()}
+
+    def _check_columns(self, batch: TrajectoryBatch, loss: LossConfig) -> None:
+        needed = ["advantages"] + (["ref_log_probs"] if loss.use_kl_loss else [])
+        for name in needed:
+            if not batch.has(name):
+                raise InvalidInputError(f"the batch has no column {name!r}, which this loss needs", field=name)
+        self._model.check(batch)
+
+    def optim_step(self, rate: float) -> StepOutcome:
+        """Clip, step, drop the gradients."""
+        self._has_gradients = False
+        return self._optimizer.step(rate)
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        self._has_gradients = False
+        self._optimizer.zero_grad()
+
+    def compute_log_probs(
+        self, batch: TrajectoryBatch, columns: Sequence[str], temperature: float, cancelled: Callable[[], bool]
+    ) -> TrajectoryBatch:
+        """Statistics of the response tokens under the current weights."""
+        limit = self._options.log_prob_limit
+        return self._model.evaluate(batch, columns, temperature=temperature, limit=limit, cancelled=cancelled)
+
+    def weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """All weights by Hugging Face name, and the tied names: redundant → owner."""
+        state = {name: tensor.detach() for name, tensor in self._hf_model.state_dict().items()}
+        return state, find_tied(state)
+
+    def state(self) -> BackendState:
+        """For a checkpoint."""
+        weights, tied = self.weights()
+        rng = {"cpu": torch.get_rng_state()}
+        if self._model.device.type == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state(self._model.device)
+        return BackendState(
+            model={name: tensor for name, tensor in weights.items() if name not in tied},
+            optimizer=self._optimizer.state_tensors(),
+            rng=rng,
+            counters={
+                "skipped_steps": self._optimizer.skipped_steps,
+                "consecutive_skips": self._optimizer.consecutive_skips,
+            },
+        )
+
+    def load_state(self, state: BackendState) -> None:
+        """Restore; names and shapes are checked before the first tensor is touched."""
+        weights, tied = self.weights()
+        own = {name: tensor for name, tensor in weights.items() if name not in tied}
+        _check_fit("model", {name: tuple(tensor.shape) for name, tensor in own.items()}, state.model)
+        if state.optimizer:
+            _check_fit("optimizer", self._optimizer.expected_state(), state.optimizer)
+        self.zero_grad()
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(state.model[name])
+        self._optimizer.load_state_tensors(state.optimizer)
+        self._optimizer.skipped_steps = state.counters.get("skipped_steps", 0)
+        self._optimizer.consecutive_skips = state.counters.get("consecutive_skips", 0)
+        torch.set_rng_state(state.rng["cpu"])
+        if "cuda" in state.rng and self._model.device.type == "cuda":
+            torch.cuda.set_rng_state(state.rng["cuda"], self._model.device)
+
+    def model_for_export(self) -> Any:
+        """The transformers model, for `save_pretrained`."""
+        return self._hf_model
+
+    def memory_metrics(self) -> dict[str, float]:
+        """Gigabytes (10⁹): of this process, and the GPU's peak where there is one."""
+        found = {"perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 1e9}
+        if self._model.device.type == "cuda":
+            found["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated(self._model.device) / 1e9
+        return found
+
+
+def _token_columns(
+    batch: TrajectoryBatch, rows: np.ndarray[Any, Any], loss: LossConfig, device: torch.device
+) -> TokenColumns:
+    """The rows' response-token columns, end to end in the rows' order."""
+    places = token_places(batch.ragged("response_ids"), rows)
+
+    def column(name: str) -> Tensor:
+        return torch.from_numpy(batch.ragged(name).values[places].astype(np.float32)).to(device)
+
+    return TokenColumns(
+        advantages=column("advantages"),
+        mask=column("response_mask"),
+        old_log_probs=column("old_log_probs") if batch.has("old_log_probs") else None,
+        ref_log_probs=column("ref_log_probs") if loss.use_kl_loss else None,
+    )
+
+
+def _enable_checkpointing(model: Any) -> None:
+    """Recompute each layer in the backward pass.
+
+    Transformers does it only for layers in train mode, which would wake dropout below them; so only the layers' own
+    flags are set, and their children stay in eval mode (case B10).
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True
+
+
+def _check_fit(part: str, expected: dict[str, tuple[int, ...]], found: Any) -> None:
+    """Refuse a checkpoint of another model, naming the tensors (case H5)."""
+    faults = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
+    faults += [f"{name} is unknown to this model" for name in sorted(found.keys() - expected.keys())]
+    faults += [
+        f"{name} has shape {tuple(found[name].shape)}, this model's has {shape}"
+        for name, shape in expected.items()
+        if name in found and tuple(found[name].shape) != shape
+    ]
+    if faults:
+        more = f" and {len(faults) - _LISTED_FAULTS} more" if len(faults) > _LISTED_FAULTS else ""
+        raise InvalidInputError(
+            f"the checkpoint's {part} is of another model: {'; '.join(faults[:_LISTED_FAULTS])}{more}", part=part
+        )

@@ -1,0 +1,65 @@
+"""The trained model as an ordinary Hugging Face folder, with the tokenizer and chat template that it came with."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from argosy.modeling.loading import local_or_hub
+from argosy.trainer.files import sync_file, sync_folder
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""Copied byte for byte: loading and saving a tokenizer could change it."""
+
+
+def export_hf(model: Any, source: str, folder: Path) -> list[str]:
+    """Write config, generation config, weights and tokenizer; returns the files' relative names.
+
+    The folder is built beside its place and moved there, so that it is never half there; an older export is replaced.
+
+    Args:
+        model: A transformers PreTrainedModel.
+        source: Folder or hub name that the model was loaded from.
+        folder: Where to.
+    """
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        model.save_pretrained(partial)
+        for path in tokenizer_files(source):
+            shutil.copyfile(path, partial / path.name)
+        names = sorted(path.name for path in partial.iterdir())
+        for name in names:
+            sync_file(partial / name)
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    sync_folder(folder.parent)
+    return names
+
+
+def tokenizer_files(source: str) -> list[Path]:
+    """The tokenizer's files of a model folder, or of a hub model in the local cache."""
+    folder = Path(local_or_hub(source))
+    if folder.is_dir():
+        return [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = [try_to_load_from_cache(source, name) for name in TOKENIZER_FILES]
+    return [Path(path) for path in cached if isinstance(path, str)]

@@ -1,0 +1,120 @@
+"""The objective of one micro-batch: policy loss + β·KL - c·entropy, as this share of the global mini-batch's value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from argosy.algorithms.aggregation import AGGREGATIONS, TokenLayout, aggregate
+from argosy.algorithms.kl import check_kl_type, kl_estimate
+from argosy.algorithms.losses import PolicyLossInputs, get_loss
+from argosy.modeling.log_probs import TokenStats
+from argosy.modeling.packed_model import check_temperature
+from argosy.types.batch import TrajectoryBatch
+from argosy.types.errors import InvalidInputError
+from argosy.types.records import GlobalNormalizer, LossConfig
+
+ZERO_AT_ZERO_ADVANTAGE = frozenset({"vanilla"})
+"""Loss modes whose loss and gradient are exactly 0 where the advantage is 0."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenColumns:
+    """What the controller sent for M response tokens, on the device."""
+
+    advantages: Tensor
+    mask: Tensor
+    old_log_probs: Tensor | None
+    """None: the weights are still those that sampled, so the log-probs are their own old ones (ratio exactly 1)."""
+    ref_log_probs: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Objective:
+    """Shares of the global mini-batch: they add up over micro-batches."""
+
+    loss: Tensor
+    """Scalar with gradient."""
+    metrics: Mapping[str, Tensor]
+    """Scalars: actor/loss, actor/pg_loss, …"""
+    token_metrics: Mapping[str, Tensor]
+    """Scalars: sums over this share's trained tokens, to be divided by a token count."""
+
+
+def objective(
+    stats: TokenStats, columns: TokenColumns, owner: Tensor, count: int, loss: LossConfig, normalizer: GlobalNormalizer
+) -> Objective:
+    """Policy loss + kl_loss_coef · KL - entropy_coeff · entropy, each aggregated by loss_agg_mode.
+
+    Args:
+        stats: Of the M response tokens, under the weights being trained.
+        columns: Of the same tokens.
+        owner: [M] int64, each token's sequence in 0…count-1.
+        count: Sequences of the micro-batch.
+        loss: Names and coefficients.
+        normalizer: Denominators of the global mini-batch.
+    """
+    layout = TokenLayout(columns.mask, owner, count)
+    detached = stats.log_probs.detach()
+
+    def trained(values: Tensor | None) -> Tensor:
+        # Whatever lies at untrained tokens (NaN, -inf) must not reach the gradient: 0 · NaN is NaN.
+        return detached if values is None else torch.where(columns.mask > 0, values.to(detached.dtype), detached)
+
+    def share(values: Tensor) -> Tensor:
+        return aggregate(values, layout, loss.loss_agg_mode, normalizer, loss.loss_scale_factor)
+
+    advantages = torch.where(columns.mask > 0, columns.advantages, columns.advantages.new_zeros(()))
+    inputs = PolicyLossInputs(stats.log_probs, trained(columns.old_log_probs), advantages.to(detached.dtype), layout)
+    policy = get_loss(loss.loss_mode)(inputs, loss)
+    total = policy_share = share(policy.losses)
+    metrics = {"actor/pg_loss": policy_share}
+    if loss.use_kl_loss:
+        kl = share(kl_estimate(stats.log_probs, trained(columns.ref_log_probs), loss.kl_loss_type))
+        total = total + loss.kl_loss_coef * kl
+        metrics["actor/kl_loss"] = kl
+    token_metrics = dict(policy.token_metrics)
+    if stats.entropy is not None:
+        token_metrics["actor/entropy"] = stats.entropy
+        if loss.entropy_coeff != 0.0:
+            total = total - loss.entropy_coeff * share(stats.entropy)
+    metrics["actor/loss"] = total
+    sums = {name: (values.detach() * columns.mask).sum() for name, values in token_metrics.items()}
+    return Objective(total, {name: value.detach() for name, value in metrics.items()}, sums)
+
+
+def check_loss(loss: LossConfig) -> None:
+    """Refuse an objective with an unknown name or a senseless number, before anything is computed."""
+    get_loss(loss.loss_mode)
+    if loss.loss_agg_mode not in AGGREGATIONS:
+        raise InvalidInputError(f"unknown loss_agg_mode {loss.loss_agg_mode!r}; known: {', '.join(AGGREGATIONS)}")
+    if loss.use_kl_loss:
+        check_kl_type(loss.kl_loss_type)
+    check_temperature(loss.temperature)
+    if loss.loss_agg_mode == "seq-mean-token-sum-norm" and not (loss.loss_scale_factor or 0) > 0:
+        raise InvalidInputError("seq-mean-token-sum-norm needs a positive loss_scale_factor (max_response_length)")
+
+
+def global_normalizer(batch: TrajectoryBatch) -> GlobalNormalizer:
+    """Denominators of one mini-batch that is whole in this process."""
+    mask = batch.ragged("response_mask")
+    sums = mask.segment_sum()
+    return GlobalNormalizer(float(sums.sum()), float((sums > 0).sum()))
+
+
+def rows_with_gradient(batch: TrajectoryBatch, loss: LossConfig) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Rows that can move the weights; the others needn't be computed at all.
+
+    A row without trained tokens never can. Where only the policy loss is used, neither can one whose advantages are all
+    0, which is every sample of a group without spread.
+    """
+    mask = batch.ragged("response_mask")
+    active = mask.values != 0
+    if loss.loss_mode in ZERO_AT_ZERO_ADVANTAGE and not loss.use_kl_loss and loss.entropy_coeff == 0.0:
+        active &= batch.ragged("advantages").values != 0.0
+    owner = np.repeat(np.arange(len(batch)), mask.lengths)
+    return np.flatnonzero(np.bincount(owner[active], minlength=len(batch)))

@@ -1,0 +1,128 @@
+"""AdamW over float32 master weights: global-norm clip, skipped steps, and how much of the model really moved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from argosy.trainer.options import OptimizerOptions
+from argosy.types.errors import InternalError
+
+PROBE_ELEMENTS = 4096
+"""Elements per tensor that are watched for change: enough for a share with two digits, and nearly free."""
+STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")
+"""AdamW's state of each parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What one optimizer step did."""
+
+    grad_norm: float
+    """Global L2 norm before clipping; NaN or inf as it was."""
+    changed_share: float
+    """Share of (watched) weights whose stored value differs after the step; 0 if skipped."""
+    skipped: bool
+
+
+class MasterOptimizer:
+    """AdamW on named parameters.
+
+    A gradient norm that isn't finite skips the step: one bad micro-batch must not poison moments and weights for ever.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], options: OptimizerOptions) -> None:
+        self._parameters = dict(parameters)
+        self._options = options
+        self._adam = torch.optim.AdamW(
+            list(self._parameters.values()),
+            lr=options.schedule.peak,
+            betas=options.betas,
+            eps=options.eps,
+            weight_decay=options.weight_decay,
+            fused=True,
+        )
+        self.skipped_steps = 0
+        """Since the start of the run."""
+        self.consecutive_skips = 0
+
+    def step(self, rate: float) -> StepOutcome:
+        """Clip, step at learning rate `rate`, and drop the gradients.
+
+        Raises InternalError once more than `max_skipped_steps` steps in a row had to be skipped.
+        """
+        gradients = self._gradients()
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if not bool(torch.isfinite(norm)):
+            self.zero_grad()
+            self._count_skip(float(norm))
+            return StepOutcome(float(norm), 0.0, skipped=True)
+        self.consecutive_skips = 0
+        if self._options.grad_clip > 0:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._options.grad_clip, norm)
+        for group in self._adam.param_groups:
+            group["lr"] = rate
+        before = [_watched(parameter).clone() for parameter in self._parameters.values()]
+        self._adam.step()
+        self.zero_grad()
+        return StepOutcome(float(norm), self._changed_share(before), skipped=False)
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        self._adam.zero_grad(set_to_none=True)
+
+    def _gradients(self) -> list[Tensor]:
+        """All gradients; a parameter that no row reached has a gradient of 0 and not none (momentum still acts)."""
+        for parameter in self._parameters.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
+
+    def _count_skip(self, norm: float) -> None:
+        self.skipped_steps += 1
+        self.consecutive_skips += 1
+        if self.consecutive_skips > self._options.max_skipped_steps:
+            raise InternalError(
+                f"the gradient norm was {norm} in {self.consecutive_skips} optimizer steps running; the weights are "
+                "as before them. Lower the learning rate or look at the rewards and log-probs of the last steps"
+            )
+
+    def _changed_share(self, before: list[Tensor]) -> float:
+        pairs = list(zip(before, self._parameters.values(), strict=True))
+        changed = sum(int((old != _watched(parameter)).sum()) for old, parameter in pairs)
+        return changed / max(sum(old.numel() for old in before), 1)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """AdamW's state as "{key}/{parameter name}"; empty before the first step."""
+        found = {}
+        for name, parameter in self._parameters.items():
+            for key, value in self._adam.state.get(parameter, {}).items():
+                found[f"{key}/{name}"] = value.detach()
+        return found
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `state_tensors` gave; names and shapes must have been checked against `expected_state`."""
+        self._adam.state.clear()
+        if not tensors:
+            return
+        for name, parameter in self._parameters.items():
+            self._adam.state[parameter] = {
+                key: tensors[f"{key}/{name}"].to(parameter.device, copy=True) for key in STATE_KEYS
+            }
+
+    def expected_state(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of a full state."""
+        return {
+            f"{key}/{name}": () if key == "step" else tuple(parameter.shape)
+            for name, parameter in self._parameters.items()
+            for key in STATE_KEYS
+        }
+
+
+def _watched(parameter: nn.Parameter) -> Tensor:
+    """Up to about PROBE_ELEMENTS evenly spaced elements."""
+    flat = parameter.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // PROBE_ELEMENTS)]

@@ -1,0 +1,55 @@
+"""What a trainer needs to know, free of the configuration tree, so that a core can be built in a test in one line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from argosy.modeling.loading import ModelSource
+from argosy.modeling.microbatch import MicroBatchLimit
+from argosy.trainer.schedule import Schedule
+from argosy.types.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerOptions:
+    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101). All parameters are in one group, as in verl."""
+
+    schedule: Schedule = field(default_factory=lambda: Schedule(1e-6))
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    grad_clip: float = 1.0
+    """Bound of the gradient's global norm; 0 or less leaves gradients as they are."""
+    max_skipped_steps: int = 3
+    """Optimizer steps in a row that may be skipped for a norm that isn't finite; the next one ends the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerOptions:
+    """One trainer process."""
+
+    model: ModelSource
+    """Parameters are held in float32 (master weights, case E7), whatever compute_dtype is."""
+    backend: str = "single"
+    """A key of `argosy.trainer.backends.BACKENDS`."""
+    compute_dtype: str = "float32"
+    """Of forward and backward: "float32", or "bfloat16" (autocast over the master weights)."""
+    gradient_checkpointing: bool = False
+    log_prob_chunk_tokens: int = 1024
+    """Response tokens whose logits exist at one time."""
+    update_limit: MicroBatchLimit = field(default_factory=lambda: MicroBatchLimit(max_tokens=16384))
+    log_prob_limit: MicroBatchLimit = field(default_factory=lambda: MicroBatchLimit(max_tokens=16384))
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    report_entropy: bool = False
+    """Report actor/entropy even if it isn't part of the loss."""
+    publish_dtype: str = "float32"
+    """Published weights are cast to it."""
+    threads: int = 0
+    """PyTorch's intra-op threads; 0 leaves PyTorch's own choice."""
+
+    def __post_init__(self) -> None:
+        if self.model.dtype not in ("float32", "float64"):
+            raise ConfigError(
+                f"master weights in {self.model.dtype} would lose small updates (case E7); use float32 and set the "
+                "compute dtype instead"
+            )
