@@ -1,0 +1,78 @@
+"""What the pool and its workers say to each other: one JSON object a line, over a pair of pipes of their own.
+
+JSON, because what a reward function returns must never be unpickled here. Standard input and output are not used, so
+that a function that prints can't disturb the protocol.
+
+    pool → worker   {"custom": {…} | null, "memory_limit_bytes": n, "cpu_limit_s": s}      once
+                    {"id": n, "verifier": source, "solution": …, "ground_truth": …, "extra_info": …}
+    worker → pool   {"ready": true} | {"error": "why it can't start"}                      once
+                    {"loading": true}, {"loading": false}                                  around a slow import
+                    {"id": n, "outcome": {"kind": "scored" | "abstained" | "failed", …}}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from argosy.types.records import Abstained, Failed, Outcome, Scored
+
+MOST_REQUEST_BYTES = 32 * 1024 * 1024
+MOST_REPLY_BYTES = 4 * 1024 * 1024
+"""A longer reply ends the worker: nothing that a function returns may fill our memory."""
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """One line. Arrays and numpy scalars from a Parquet row become lists and numbers, other objects their text."""
+    return json.dumps(message, default=_plain).encode("ascii") + b"\n"
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """Read one line back. Raises ValueError if it is no JSON object."""
+    message = json.loads(line)
+    if not isinstance(message, dict):
+        raise ValueError(f"expected a JSON object, got {type(message).__name__}")
+    return message
+
+
+def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as plain data."""
+    if isinstance(outcome, Scored):
+        return {"kind": "scored", "score": outcome.score, "parts": dict(outcome.parts)}
+    if isinstance(outcome, Abstained):
+        return {"kind": "abstained", "reason": outcome.reason}
+    return {"kind": "failed", "reason": outcome.reason, "message": outcome.message}
+
+
+def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
+    """Read it back, and check it: a worker runs code that we don't know. Raises ValueError, KeyError or TypeError."""
+    kind = data["kind"]
+    if kind == "abstained":
+        return Abstained(str(data["reason"]))
+    if kind == "failed":
+        return Failed(str(data["reason"]), str(data["message"]))
+    if kind != "scored":
+        raise ValueError(f"unknown kind of outcome {kind!r}")
+    score = float(data["score"])
+    if not math.isfinite(score):
+        raise ValueError(f"the score is {score}")
+    return Scored(score, {str(name): _part(value) for name, value in dict(data["parts"]).items()})
+
+
+def _part(value: Any) -> float | str | bool:
+    if isinstance(value, bool | str):
+        return value
+    return float(value)
+
+
+def _plain(value: Any) -> Any:
+    for method in ("tolist", "item", "isoformat"):
+        if hasattr(value, method):
+            return getattr(value, method)()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, set | frozenset | tuple):
+        return list(value)
+    return repr(value)

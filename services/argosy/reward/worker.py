@@ -1,0 +1,126 @@
+"""The process that runs scorers: `python -m argosy.reward.worker REQUEST_FD REPLY_FD PARENT_PID`, started by `pool`.
+
+One sample at a time, in the main thread. It may hang or be killed in the middle of one: everything around it is built
+for that. It ends with its parent, whichever way the parent ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
+
+from argosy.reward.custom import CustomFunction, LoadedFunction
+from argosy.reward.messages import decode, encode, outcome_to_json
+from argosy.reward.verifiers import find_verifier
+from argosy.reward.verifiers.base import Verifier, judged
+from argosy.reward.verifiers.extraction import Answer
+from argosy.types.errors import ConfigError
+from argosy.types.records import Failed, Outcome
+
+Scorer = Callable[[Mapping[str, Any]], Outcome]
+_PR_SET_PDEATHSIG = 1
+
+
+class _OutOfProcessorTime(BaseException):
+    """Not an Exception, so that no library on the way takes it for its own."""
+
+
+def main(arguments: list[str]) -> int:
+    """Serve requests until the pipe closes."""
+    request_fd, reply_fd, parent_pid = map(int, arguments)
+    _end_with_parent(parent_pid)
+    os.dup2(2, 1)  # what a scorer prints goes to the log
+    for fd in (request_fd, reply_fd):
+        os.set_inheritable(fd, False)  # a scorer's own children must not keep the pipes open
+    with os.fdopen(request_fd, "rb") as requests, os.fdopen(reply_fd, "wb", buffering=0) as replies:
+        settings = decode(requests.readline())
+        try:
+            scorer = _scorer(settings, replies)
+        except ConfigError as error:
+            replies.write(encode({"error": error.message}))
+            return 1
+        _limit_memory(int(settings["memory_limit_bytes"]))
+        replies.write(encode({"ready": True}))
+        for line in requests:
+            request = decode(line)
+            outcome = scorer(request)
+            replies.write(encode({"id": request["id"], "outcome": outcome_to_json(outcome)}))
+    return 0
+
+
+def _scorer(settings: Mapping[str, Any], replies: BinaryIO) -> Scorer:
+    custom = settings["custom"]
+    if custom is not None:
+        function = LoadedFunction(CustomFunction(**custom))
+        return lambda request: function.score(
+            request["data_source"], request["solution"], request["ground_truth"], request["extra_info"]
+        )
+    return _BuiltIn(float(settings["cpu_limit_s"]), replies).score
+
+
+class _BuiltIn:
+    """The verifiers of `argosy.reward.verifiers`, each prepared at its first use."""
+
+    def __init__(self, cpu_limit_s: float, replies: BinaryIO) -> None:
+        self._cpu_limit_s = cpu_limit_s
+        self._replies = replies
+        self._prepared: set[str] = set()
+        signal.signal(signal.SIGVTALRM, _out_of_processor_time)
+
+    def score(self, request: Mapping[str, Any]) -> Outcome:
+        verifier = find_verifier(request["data_source"])
+        if verifier is None:
+            return Failed("unknown_data_source", f"no scorer for data_source {request['data_source']!r}")
+        if verifier.name not in self._prepared:
+            self._replies.write(encode({"loading": True}))
+            verifier.prepare()
+            self._prepared.add(verifier.name)
+            self._replies.write(encode({"loading": False}))
+        return self._bounded(verifier, request)
+
+    def _bounded(self, verifier: Verifier, request: Mapping[str, Any]) -> Outcome:
+        """An answer that takes too much processor time or memory to evaluate is wrong, by our own measure: the
+        machine's load doesn't count in it, so it can't turn a right answer into a 0 (cases A11, G11)."""
+        # It fires again and again, for a raise inside a destructor or a callback is lost.
+        signal.setitimer(signal.ITIMER_VIRTUAL, self._cpu_limit_s, 0.05)
+        try:
+            return verifier.verify(request["solution"], request["ground_truth"], request["extra_info"])
+        except (_OutOfProcessorTime, MemoryError) as error:
+            limit = "memory" if isinstance(error, MemoryError) else "processor time"
+            return judged(False, Answer("", "none"), note=f"too costly to evaluate: out of {limit}")
+        except Exception as error:  # noqa: BLE001 -- a verifier's defect is this sample's outcome, never a 0 (case G11)
+            lines = traceback.format_exception(error)
+            return Failed("exception", f"verifier {verifier.name!r} raised {''.join(lines[-3:]).strip()}"[:2000])
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+def _out_of_processor_time(_signal: int, _frame: object) -> None:
+    raise _OutOfProcessorTime
+
+
+def _end_with_parent(parent_pid: int) -> None:
+    """SIGKILL when the thread that started us ends, even if it is killed (Linux; elsewhere the pipe's end must do)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)  # it died before we asked
+
+
+def _limit_memory(limit_bytes: int) -> None:
+    """Bound the heap. RLIMIT_DATA and not RLIMIT_AS, as some libraries reserve address space that they never use."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if limit_bytes > 0:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (wanted, wanted))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
