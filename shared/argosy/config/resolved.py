@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,14 @@ def save_resolved(config: Config, path: Path) -> None:
 
 def to_yaml(config: Config) -> str:
     """YAML text that reads back to an equal Config."""
+    return dump_yaml(config.to_dict())
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """YAML of plain values, in their order; an empty mapping is empty text."""
     import yaml
 
-    return str(yaml.dump(config.to_dict(), Dumper=_dumper(), sort_keys=False, allow_unicode=True, width=120))
+    return str(yaml.dump(values, Dumper=_dumper(), sort_keys=False, allow_unicode=True, width=120)) if values else ""
 
 
 def load_resolved(path: str | Path) -> Config:
@@ -36,8 +43,10 @@ def load_resolved(path: str | Path) -> Config:
 
 
 def _dumper() -> Any:
-    """A dumper whose floats keep their point, so that YAML readers don't take 1e-06 for text."""
+    """A dumper that quotes what our reader or another one would take for something else than text."""
     import yaml
+
+    from argosy.config.yamlfile import FLOAT, FLOAT_TAG
 
     class Dumper(yaml.SafeDumper):
         """SafeDumper without aliases, with floats in a form that every YAML reader takes for a float."""
@@ -45,8 +54,11 @@ def _dumper() -> Any:
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
+    Dumper.add_implicit_resolver(FLOAT_TAG, FLOAT, list("-+0123456789."))
+    Dumper.add_implicit_resolver("!none", re.compile("^None$"), ["N"])  # the text None, which a config file must quote
+
     def represent(dumper: Any, value: float) -> Any:
-        return dumper.represent_scalar("tag:yaml.org,2002:float", _float(value))
+        return dumper.represent_scalar(FLOAT_TAG, _float(value))
 
     Dumper.add_representer(float, represent)
     return Dumper

@@ -9,7 +9,8 @@ from typing import Any
 
 from argosy.types.errors import ConfigError
 
-_FLOAT = re.compile(
+FLOAT_TAG = "tag:yaml.org,2002:float"
+FLOAT = re.compile(
     r"""^(?:[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+]?[0-9]+)?
         |[-+]?(?:[0-9][0-9_]*)[eE][-+]?[0-9]+
         |\.[0-9_]+(?:[eE][-+]?[0-9]+)?
@@ -79,9 +80,9 @@ def _loader(refuse_none: bool) -> Any:
             return super().construct_scalar(node)
 
     implicit = {
-        first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:float"]
+        first: [(tag, regexp) for tag, regexp in resolvers if tag != FLOAT_TAG]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     Loader.yaml_implicit_resolvers = implicit
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+    Loader.add_implicit_resolver(FLOAT_TAG, FLOAT, list("-+0123456789."))
     return Loader
