@@ -86,7 +86,8 @@ def test_verls_default_estimator_says_what_to_set(base: list[str]) -> None:
         ("argosy.reward.host", "example.org", "only loopback is accepted"),
         ("argosy.rollout.port", 65536, "wants a value ≥ 0 and ≤ 65535"),
         ("argosy.trainer.device", "gpu", "wants auto, cpu, cuda or cuda:N"),
-        ("argosy.rpc.chunk_bytes", 64 * 1024 * 1024, "at most half"),
+        ("argosy.rpc.retry_max_backoff_s", 0.01, "less than retry_initial_backoff_s=0.1"),
+        ("data.train_files", ["/no/such/*.parquet"], "no file matches"),
         ("custom_reward_function.path", "/no/such.py", "no such file: /no/such.py"),
         ("data.train_files", [], "must name at least one"),
         ("data.train_files", ["/no/such.parquet"], "no such file: /no/such.parquet"),
@@ -148,6 +149,12 @@ def test_files_that_are_folders_or_empty(valid: Config, tmp_path: Path) -> None:
     assert "has no config.json" in problem_of(valid, {"actor_rollout_ref.model.path": f"{tmp_path}/no_model"})
     assert "argosy model import" in problem_of(valid, {"actor_rollout_ref.model.path": valid.data.train_files[0]})
     assert "is a file" in problem_of(valid, {"trainer.default_local_dir": f"{valid.data.train_files[0]}/run"})
+
+
+def test_globs(valid: Config, tmp_path: Path) -> None:
+    (tmp_path / "a[1]*.jsonl").write_text("{}")
+    for pattern in ("*.jsonl", "**/*.jsonl", "a[1]*.jsonl"):
+        assert find_problems(valid.with_values({"data.train_files": [f"{tmp_path}/{pattern}"]})) == []
 
 
 def test_resume_path_must_be_a_folder(valid: Config, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ WARNED: dict[str, Warned] = {
     f"{_ROLLOUT}.load_format": Warned("rollout loads the model's folder, then takes the trainer's weights"),
     f"{_ROLLOUT}.layered_summon": Warned(_SYNC, neutral=(False,)),
     f"{_ROLLOUT}.layer_name_map.*": Warned(_SYNC),
-    f"{_ROLLOUT}.update_weights_bucket_megabytes": Warned(f"{_SYNC}; see argosy.rpc.chunk_bytes"),
+    f"{_ROLLOUT}.update_weights_bucket_megabytes": Warned(_SYNC),
     f"{_ROLLOUT}.checkpoint_engine.*": Warned(_SYNC),
     f"{_ROLLOUT}.multi_stage_wake_up": Warned(_ENGINE, neutral=(False,)),
     f"{_ROLLOUT}.disable_log_stats": Warned("the engine's state is in traces and status", neutral=(True,)),

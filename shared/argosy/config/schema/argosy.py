@@ -22,7 +22,7 @@ class RolloutServiceConfig:
     threads: int = 0
     """Compute threads; 0 leaves it to torch."""
     min_p: float = 0.0
-    """Sample among tokens at least this × as likely as the likeliest; 0 is off."""
+    """In training, sample among tokens at least this × as likely as the likeliest; 0 is off."""
     min_response_length: int = 0
     """The end token can't be sampled before this many tokens."""
     stop: tuple[str, ...] = ()
@@ -118,14 +118,12 @@ class RpcConfig:
     deadline_s: float = 600.0
     """Seconds that one call may take in all, every try included."""
     max_message_bytes: int = 64 * 1024 * 1024
-    """Largest single message; larger payloads are streamed in chunks anyway."""
-    chunk_bytes: int = 1024 * 1024
-    """Size of a chunk of a streamed payload."""
+    """Largest single message; large payloads are streamed in chunks of about 1 MiB and stay far below it."""
     retry_attempts: int = 5
     """Most tries of a call that is safe to repeat; 1 never repeats."""
     retry_initial_backoff_s: float = 0.1
-    """Wait before the second try; doubles, with jitter."""
-    retry_max_backoff_s: float = 5.0
+    """Longest wait before the second try; doubles with each, and the wait is a random part of it."""
+    retry_max_backoff_s: float = 2.0
     """Longest wait between two tries."""
 
 

@@ -12,7 +12,8 @@ class DataConfig:
     """Training and validation data, in verl's row schema."""
 
     train_files: tuple[str, ...] = ()
-    """Parquet, JSON or JSONL files of training rows; one path or a list. Required; `~` is the home folder."""
+    """Parquet, JSON or JSONL files of training rows: a path, a glob, or a list of them. Required; `~` is the home
+    folder."""
     val_files: tuple[str, ...] = ()
     """Files of held-out rows. May be empty only if trainer.val_before_train=false and trainer.test_freq=-1."""
     train_max_samples: int = -1

@@ -24,7 +24,8 @@ class TrainerConfig:
     n_gpus_per_node: int = 1
     """Processes of the trainer on a machine: 1 until the multi-rank backends arrive. (verl: 8.)"""
     logger: tuple[str, ...] = ("console", "file", "tensorboard")
-    """Where metrics go: "console", "file" (metrics.jsonl), "tensorboard", "wandb". (verl: console, wandb.)"""
+    """Where metrics go: "console", "file" (metrics.jsonl in the run folder, which is always written), "tensorboard",
+    "wandb". (verl: console, wandb.)"""
     save_freq: int = -1
     """Checkpoint every so many steps, and at the end; -1 only when the run ends."""
     test_freq: int = -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from argosy.config.schema import Config
 def check_data_files(config: Config) -> Iterator[str]:
     """Training and validation files: named, there, not empty."""
     data, trainer = config.data, config.trainer
-    if not data.train_files and not trainer.val_only:
+    if not data.train_files:
         yield "data.train_files: must name at least one Parquet, JSON or JSONL file"
     validates = trainer.val_before_train or trainer.test_freq > 0 or trainer.val_only
     if not data.val_files and validates:
@@ -22,7 +23,7 @@ def check_data_files(config: Config) -> Iterator[str]:
         )
     for key, files in (("data.train_files", data.train_files), ("data.val_files", data.val_files)):
         for name in files:
-            yield from _check_file(key, name)
+            yield from _check_glob(key, name)
         repeated = sorted({name for name in files if files.count(name) > 1})
         if repeated:
             yield f"{key}: names {', '.join(repeated)} more than once"
@@ -47,6 +48,15 @@ def check_other_paths(config: Config) -> Iterator[str]:
     blocking = next((parent for parent in (folder, *folder.parents) if parent.exists()), None)
     if blocking is not None and not blocking.is_dir():
         yield f"trainer.default_local_dir: can't make the folder {folder}: {blocking} is a file"
+
+
+def _check_glob(key: str, name: str) -> Iterator[str]:
+    """A path, or a glob with at least one match. A file whose own name has `*` or `[` in it is taken as it is."""
+    path = Path(name).expanduser()
+    if path.exists() or not glob.has_magic(str(path)):
+        yield from _check_file(key, name)
+    elif not glob.glob(str(path), recursive=True):
+        yield f"{key}: no file matches {name}{_relative_to(path)}"
 
 
 def _check_file(key: str, name: str) -> Iterator[str]:

@@ -172,11 +172,6 @@ def check_argosy(config: Config) -> Iterator[str]:
             f"argosy.rpc.retry_max_backoff_s: got {argosy.rpc.retry_max_backoff_s:g}, less than "
             f"retry_initial_backoff_s={argosy.rpc.retry_initial_backoff_s:g}"
         )
-    if argosy.rpc.chunk_bytes > argosy.rpc.max_message_bytes // 2:
-        yield (
-            f"argosy.rpc.chunk_bytes: got {argosy.rpc.chunk_bytes}, wants at most half of "
-            f"max_message_bytes={argosy.rpc.max_message_bytes}"
-        )
 
 
 def _check_deterministic(config: Config) -> Iterator[str]:
