@@ -1,21 +1,14 @@
 """Channels to our servers, and the one way to call them: sized, mapped, retried, all inside a total deadline.
 
-    caller = Caller("127.0.0.1:4711", what="reward-0")
-    stub = RewardServiceStub(caller.channel)
-    response = await caller.unary(stub.GetCapabilities, lambda left_s: pb.GetCapabilitiesRequest(...), deadline_s=10)
-    await caller.close()
-
-Processes made by fork after gRPC began to run can't use it: its threads are gone, and a call hangs and ignores its
-deadline (case F2). Our rule: pools use `process_context()` (forkserver), and a channel opened in a forked child is
-refused at once with a StateError. `subprocess` is not affected.
+caller = Caller("127.0.0.1:4711", what="reward-0")
+stub = RewardServiceStub(caller.channel)
+response = await caller.unary(stub.GetCapabilities, lambda left_s: pb.GetCapabilitiesRequest(...), deadline_s=10)
+await caller.close()
 """
 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import multiprocessing.context
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import TypeVar
 
@@ -23,40 +16,21 @@ import grpc
 from google.protobuf.message import Message
 
 from argosy.rpc.errors import from_rpc_error
+from argosy.rpc.fork import claim_process
 from argosy.rpc.interceptors import check_message_size
 from argosy.rpc.options import RpcOptions
 from argosy.rpc.retry import RetryPolicy, retry
-from argosy.types.errors import StateError
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 Result = TypeVar("Result")
-
-_owner_pid: int | None = None
-"""The process in which gRPC began to run."""
-
-
-def process_context() -> multiprocessing.context.ForkServerContext:
-    """The start method for every process pool of ours: never fork, since gRPC may be running (case F2)."""
-    return multiprocessing.get_context("forkserver")
-
-
-def _check_not_forked() -> None:
-    global _owner_pid
-    if _owner_pid is None:
-        _owner_pid = os.getpid()
-    elif _owner_pid != os.getpid():
-        raise StateError(
-            f"process {os.getpid()} was forked from process {_owner_pid} after gRPC had started there, so calls would "
-            "hang: use argosy.rpc.channel.process_context() (forkserver) or spawn for the pool"
-        )
 
 
 def open_channel(
     address: str, options: RpcOptions | None = None, interceptors: Iterable[grpc.aio.ClientInterceptor] = ()
 ) -> grpc.aio.Channel:
     """An insecure channel to host:port; connects when first used. StateError in a forked child."""
-    _check_not_forked()
+    claim_process()
     options = options or RpcOptions()
     return grpc.aio.insecure_channel(address, options=options.client(), interceptors=list(interceptors))
 
@@ -116,6 +90,8 @@ class Caller:
         policy: RetryPolicy | None = None,
     ) -> Result:
         """Run `attempt(timeout_s, left_s)` with gRPC errors mapped, and again as the policy allows."""
+
+        claim_process()
 
         async def mapped(timeout_s: float, left_s: float) -> Result:
             try:

@@ -87,9 +87,9 @@ class Answers:
         return self._answers[key][0]
 
     def put(self, key: tuple[Any, ...], answer: Message) -> None:
-        """Store an answer. One that is over the byte bound by itself is not kept."""
+        """Store a first answer. One that is over the byte bound by itself is not kept."""
         size_bytes = answer.ByteSize()
-        if size_bytes > self._max_bytes:
+        if size_bytes > self._max_bytes or key in self._answers:
             return
         self._answers[key] = (answer, size_bytes)
         self._size_bytes += size_bytes

@@ -16,6 +16,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from argosy.rpc.fork import claim_process
 from argosy.rpc.gate import Gate
 from argosy.rpc.interceptors import ErrorInterceptor
 from argosy.rpc.options import RpcOptions
@@ -51,6 +52,7 @@ class RpcServer:
 
         `interceptors` come before ours, so that telemetry sees the final status.
         """
+        claim_process()
         options = options or RpcOptions()
         server = grpc.aio.server(
             options=options.server(), interceptors=[*interceptors, ErrorInterceptor(options.max_message_bytes)]

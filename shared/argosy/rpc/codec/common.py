@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -140,7 +141,7 @@ def array_from_pb(message: values_pb2.ArrayBytes) -> npt.NDArray[Any]:
     if dtype.hasobject:
         raise InvalidInputError(f"dtype {message.dtype!r} is not a number's")
     shape = tuple(message.shape)
-    expected = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    expected = dtype.itemsize * math.prod(shape)
     if min(shape, default=0) < 0 or expected != len(message.data):
         raise InvalidInputError(f"{message.dtype}{list(shape)} takes {expected} bytes, got {len(message.data)}")
     return np.frombuffer(message.data, dtype).reshape(shape)
