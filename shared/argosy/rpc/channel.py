@@ -20,6 +20,7 @@ from argosy.rpc.fork import claim_process
 from argosy.rpc.interceptors import check_message_size
 from argosy.rpc.options import RpcOptions
 from argosy.rpc.retry import RetryPolicy, retry
+from argosy.types.errors import UnavailableError
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -98,6 +99,14 @@ class Caller:
                 return await attempt(timeout_s, left_s)
             except grpc.aio.AioRpcError as error:
                 raise from_rpc_error(error, peer=self.what) from error
+            except grpc.aio.UsageError as error:  # a call on a closed channel
+                raise UnavailableError(f"{self.what}: the connection was closed here") from error
+            except asyncio.CancelledError as error:
+                # Closing a channel cancels its calls, which must not look as if the caller itself had been cancelled.
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                raise UnavailableError(f"{self.what}: the connection was closed here") from error
 
         return await retry(mapped, deadline_s=deadline_s, policy=policy or self.policy, what=self.what)
 

@@ -20,6 +20,8 @@ class RpcOptions:
     """A connection with calls on it that was silent for so long is pinged; below 5 s a server may end it for that."""
     keepalive_timeout_s: float = 10.0
     """A ping unanswered for so long means that the peer is gone: its calls end with UnavailableError."""
+    max_concurrent_calls: int = 1000
+    """Calls that a server takes at once, open streams included; more are refused as overload."""
     connect_timeout_s: float = 5.0
     """Longest time for one attempt to connect."""
 

@@ -13,6 +13,9 @@ from argosy.types.errors import ArgosyError, DeadlineError, OverloadedError, Una
 
 Result = TypeVar("Result")
 
+_RANDOM = random.Random()
+"""Of its own: waiting must not move the generator that a deterministic run has seeded."""
+
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
@@ -29,7 +32,7 @@ class RetryPolicy:
 
     def backoff_s(self, tries: int) -> float:
         """A random wait after so many tries ("full jitter": all clients of a failed server don't return at once)."""
-        return random.uniform(0, min(self.max_backoff_s, self.first_backoff_s * 2.0 ** (tries - 1)))
+        return _RANDOM.uniform(0, min(self.max_backoff_s, self.first_backoff_s * 2.0 ** (tries - 1)))
 
 
 NO_RETRY = RetryPolicy(max_attempts=1)

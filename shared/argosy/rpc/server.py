@@ -55,7 +55,9 @@ class RpcServer:
         claim_process()
         options = options or RpcOptions()
         server = grpc.aio.server(
-            options=options.server(), interceptors=[*interceptors, ErrorInterceptor(options.max_message_bytes)]
+            options=options.server(),
+            interceptors=[*interceptors, ErrorInterceptor(options.max_message_bytes)],
+            maximum_concurrent_rpcs=options.max_concurrent_calls,
         )
         target = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
         try:

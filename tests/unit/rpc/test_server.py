@@ -25,8 +25,9 @@ from argosy.api.reward.v1.reward_service_pb2_grpc import (
 )
 from argosy.rpc.channel import Caller, open_channel
 from argosy.rpc.options import RpcOptions
+from argosy.rpc.retry import NO_RETRY
 from argosy.rpc.server import NOT_SERVING, SERVING, RpcServer
-from argosy.types.errors import StateError, UnavailableError
+from argosy.types.errors import OverloadedError, StateError, UnavailableError
 
 if TYPE_CHECKING:
     from argosy.api.reward.v1.reward_service_pb2_grpc import RewardServiceAsyncStub
@@ -163,6 +164,66 @@ async def test_a_server_that_comes_back_is_found_again() -> None:
     assert (await caller.unary(stub.Score, lambda left_s: score(0), deadline_s=10)).scored_count == 1
     await caller.close()
     await again.stop(0)
+
+
+async def test_closing_a_channel_is_no_cancellation_of_those_who_wait_on_it(serve: Any) -> None:
+    service = Slow()
+
+    def add(server: grpc.aio.Server, gate: object) -> list[str]:
+        add_RewardServiceServicer_to_server(service, server)
+        return [NAME]
+
+    server = await serve(add)
+    caller = Caller(server.address, what="reward-0")
+    stub = stub_of(caller.channel)
+
+    async def call() -> pb.ScoreResponse:
+        return await caller.unary(stub.Score, lambda left_s: score(30), deadline_s=2)
+
+    waiting = asyncio.create_task(call())
+    await service.began.wait()
+    await caller.close()
+    with pytest.raises(UnavailableError, match=r"reward-0 at .*: the connection was closed here"):
+        await waiting
+    with pytest.raises(UnavailableError, match="closed here"):
+        await call()
+
+
+async def test_a_cancelled_caller_stays_cancelled(serve: Any) -> None:
+    service = Slow()
+
+    def add(server: grpc.aio.Server, gate: object) -> list[str]:
+        add_RewardServiceServicer_to_server(service, server)
+        return [NAME]
+
+    server = await serve(add)
+    caller = Caller(server.address)
+    waiting = asyncio.create_task(caller.unary(stub_of(caller.channel).Score, lambda left_s: score(30), deadline_s=60))
+    await service.began.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await asyncio.wait_for(service.cancelled.wait(), 5)
+    await caller.close()
+
+
+async def test_more_calls_than_a_server_takes_are_overload(serve: Any) -> None:
+    service = Slow()
+
+    def add(server: grpc.aio.Server, gate: object) -> list[str]:
+        add_RewardServiceServicer_to_server(service, server)
+        return [NAME]
+
+    server = await serve(add, options=RpcOptions(max_concurrent_calls=1))
+    caller = Caller(server.address, policy=NO_RETRY)
+    stub = stub_of(caller.channel)
+    first = asyncio.ensure_future(stub.Score(score(0.5)))
+    await service.began.wait()
+    with pytest.raises(OverloadedError):
+        await caller.unary(stub.Score, lambda left_s: score(0), deadline_s=5)
+    assert (await first).scored_count == 1
+    assert (await caller.unary(stub.Score, lambda left_s: score(0), deadline_s=5)).scored_count == 1
+    await caller.close()
 
 
 async def test_a_proxy_in_the_environment_is_not_used(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
