@@ -218,7 +218,7 @@ class Controller:
         self._stage(step, "ref")
         with _timed(timing, "ref"), span("stage.log_probs", step=step):
             batch = await add_log_probs(self.ctx, batch)
-        metrics = outcome_metrics(record.outcomes.values())
+        metrics = outcome_metrics(outcome for _, outcome in sorted(record.outcomes.items()))
         with _timed(timing, "adv"), span("stage.advantage", step=step):
             if config.algorithm.use_kl_in_reward:
                 batch, more = subtract_kl(config, batch, self.kl)
