@@ -60,9 +60,9 @@ class Launched:
         found = []
         for process in psutil.process_iter():
             try:
-                if process.pid != self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
-                    if process.environ().get("LAUNCHED_BY") == self.mark:
-                        found.append(process)
+                is_live_other = process.pid != self.process.pid and process.status() != psutil.STATUS_ZOMBIE
+                if is_live_other and process.environ().get("LAUNCHED_BY") == self.mark:
+                    found.append(process)
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         return found
@@ -88,7 +88,8 @@ def launched(tmp_path: Path) -> Iterator[list[Launched]]:
     started: list[Launched] = []
     yield started
     for launch in started:
-        for process in [launch.process, *launch.descendants()]:
+        launch.process.kill()
+        for process in launch.descendants():
             process.kill()
 
 

@@ -23,6 +23,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from argosy.rpc.host_options import check_host, parse, set_threads
 from argosy.types.errors import ArgosyError, ConfigError, UnavailableError
-from argosy.types.records import Member, MemberState
+from argosy.types.records import Member, MemberState, Mutation
 
 if TYPE_CHECKING:
     from argosy.config import Config
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _REPORT_S = 0.5
+_LAST_ANSWERS_S = 1.0
 _GRACE_SHARE = 0.6  # of stop_grace_s for running calls; the rest is for closing, before the launcher kills
 
 
@@ -253,11 +255,19 @@ class _Process:
     async def _close(self, server: RpcServer, membership: EtcdMembership) -> None:
         """End the server (running calls first), the core and the registration, each within its bound."""
         grace_s = self._config.argosy.stop_grace_s * _GRACE_SHARE
-        await server.stop(grace_s)
+        if hasattr(self._core, "drain"):  # a stream of many samples never ends by itself: its samples do
+            await server.set_serving(False)
+            began = time.monotonic()
+            ctx = Mutation(run_id="", term=0, request_id="shutdown", deadline_s=grace_s)
+            await _bounded(self._core.drain(ctx), grace_s, "finish its samples")
+            grace_s = max(_LAST_ANSWERS_S, grace_s - (time.monotonic() - began))
+            await server.stop(_LAST_ANSWERS_S)
+        else:
+            await server.stop(grace_s)
         if self._core is not None and hasattr(self._core, "close"):
             closing = self._core.close()
             if inspect.isawaitable(closing):
-                await _bounded(closing, grace_s)
+                await _bounded(closing, grace_s, "close")
         await membership.close()
 
     def _stop_event(self) -> asyncio.Event:
@@ -305,8 +315,9 @@ async def _first(*works: Awaitable[Any]) -> bool:
             task.cancel()
 
 
-async def _bounded(work: Awaitable[Any], timeout_s: float) -> None:
+async def _bounded(work: Awaitable[Any], timeout_s: float, what: str) -> None:
+    """Await for `timeout_s` at most: on the way out, what fails is told and passed over."""
     try:
         await asyncio.wait_for(work, timeout_s)
-    except TimeoutError:
-        _LOG.warning("the core did not close within %.1f s", timeout_s)
+    except (TimeoutError, ArgosyError) as error:
+        _LOG.warning("the core did not %s within %.1f s: %s", what, timeout_s, error)

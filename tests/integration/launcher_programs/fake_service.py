@@ -32,7 +32,8 @@ class Core:
         if self.behaviour == "fail":
             await asyncio.sleep(0.5)
             return RuntimeError("the engine thread is dead")
-        return await asyncio.get_running_loop().create_future()
+        await asyncio.Event().wait()
+        raise AssertionError("never set")
 
     async def close(self) -> None:
         print("closing the core", flush=True)

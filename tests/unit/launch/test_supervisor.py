@@ -38,10 +38,14 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def lines_of(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
 async def wait_for_line(path: Path, text: str) -> str:
     async with asyncio.timeout(10):
         while True:
-            for line in path.read_text().splitlines() if path.exists() else []:
+            for line in lines_of(path):
                 if text in line:
                     return line
             await asyncio.sleep(0.02)

@@ -1,0 +1,92 @@
+"""`argosy serve <role> key=value …`: one member of a fleet, as a program of its own."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argosy.config import Config
+
+ROLES = {
+    "rollout": "generates completions",
+    "reward": "scores completions",
+    "reference": "log-probs of the frozen reference model",
+    "trainer": "holds and updates the policy",
+}
+
+_RUN_KEYS = ("algorithm.", "data.", "trainer.")
+
+DESCRIPTION = """\
+Run one service of a fleet. It registers itself in the etcd cluster that argosy.membership.endpoints names, and runs
+until it gets SIGTERM: then it finishes what runs, deregisters and exits 0. Give every member the same configuration.
+
+Example, on a machine for rollouts:
+  argosy serve rollout --member rollout-3 --host 0.0.0.0 --advertise gpu7.cluster --config run.yaml \\
+      argosy.membership.endpoints=[etcd-0:2379,etcd-1:2379,etcd-2:2379] argosy.allow_remote_hosts=true
+
+On one machine there is no need for this: `argosy train` starts everything.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    from argosy.rpc.host_options import add_arguments
+
+    parser = subparsers.add_parser(
+        "serve",
+        help="run one service of a fleet",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    roles = "; ".join(f"{role}: {what}" for role, what in ROLES.items())
+    parser.add_argument("role", choices=list(ROLES), help=roles)
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="configuration keys, Hydra's override grammar"
+    )
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="YAML with keys; may be given again; overrides win",
+    )
+    parser.add_argument("--member", help="id of this member, unique in the fleet (default: <role>-<host>-<random>)")
+    add_arguments(parser)
+    parser.set_defaults(func=serve)
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Check the configuration, then run the service in this process."""
+    import importlib
+    import secrets
+    import socket
+
+    from argosy.config import load
+    from argosy.rpc.host import run
+
+    config = load(args.overrides, args.config)
+    check(config)
+    if args.member is None:
+        args.member = f"{args.role}-{socket.gethostname()}-{secrets.token_hex(3)}"
+    # By name: the service's dependencies need not be installed where only the controller runs.
+    service = importlib.import_module(f"argosy.{args.role}.__main__").SERVICE
+    return run(service, config, args)
+
+
+def check(config: Config) -> None:
+    """Refuse what is wrong for any member. What a whole run needs (data, algorithm) is the controller's to check.
+
+    Raises ConfigError.
+    """
+    from argosy.config import find_problems
+    from argosy.types.errors import ConfigError
+
+    problems = [line for line in find_problems(config, files=False) if not line.startswith(_RUN_KEYS)]
+    if not config.argosy.membership.endpoints:
+        problems.append(
+            "argosy.membership.endpoints is empty: a member of a fleet needs the etcd that the others use, as "
+            "[host:port,…]; for everything on one machine use `argosy train`"
+        )
+    if problems:
+        raise ConfigError("\n".join(problems))
