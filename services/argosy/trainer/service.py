@@ -12,8 +12,8 @@ from argosy.api.trainer.v1 import trainer_service_pb2 as pb
 from argosy.api.trainer.v1 import trainer_service_pb2_grpc
 from argosy.roles.policy import Critic, Policy
 from argosy.rpc import weights_service
-from argosy.rpc.chunking import batch_parts, collect_batch, read_start
-from argosy.rpc.codec.common import duration_from_pb, manifest_to_pb
+from argosy.rpc.chunking import batch_parts, collect_batch, only, read_start
+from argosy.rpc.codec.common import manifest_to_pb
 from argosy.rpc.codec.trainer import (
     loss_config_from_pb,
     normalizer_from_pb,
@@ -21,14 +21,12 @@ from argosy.rpc.codec.trainer import (
     trainer_status_to_pb,
     update_config_from_pb,
 )
-from argosy.rpc.gate import Gate
+from argosy.rpc.gate import Gate, remaining_s
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.errors import InvalidInputError, StateError
 from argosy.types.records import Mutation, StepResult
 
 NAME = pb.DESCRIPTOR.services_by_name["TrainerService"].full_name
-DEFAULT_DEADLINE_S = 3600.0
-"""For a read that came with no deadline at all."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -82,14 +80,15 @@ class TrainerServicer(trainer_service_pb2_grpc.TrainerServiceServicer):
         start, parts = await read_start(request_iterator)
         self._gate.admit(start.context)
         batch = await collect_batch(parts)
+        columns = tuple(start.columns)
         answer = await self._core.compute_log_probs(
             batch,
-            list(start.columns),
+            columns,
             temperature=start.temperature if start.HasField("temperature") else 1.0,
-            deadline_s=_deadline_s(start.context, context),
+            deadline_s=remaining_s(start.context, context),
         )
         respond: ResponseContext | None = await self._respond()
-        for part in batch_parts(answer):
+        for part in batch_parts(only(answer, "response_ids", *columns)):
             yield pb.ComputeLogProbsResponse(context=respond, payload=part)
             respond = None
 
@@ -100,9 +99,9 @@ class TrainerServicer(trainer_service_pb2_grpc.TrainerServiceServicer):
         start, parts = await read_start(request_iterator)
         self._gate.admit(start.context)
         batch = await collect_batch(parts)
-        answer = await _critic(self._core).compute_values(batch, deadline_s=_deadline_s(start.context, context))
+        answer = await _critic(self._core).compute_values(batch, deadline_s=remaining_s(start.context, context))
         respond: ResponseContext | None = await self._respond()
-        for part in batch_parts(answer):
+        for part in batch_parts(only(answer, "response_ids", "values")):
             yield pb.ComputeValuesResponse(context=respond, payload=part)
             respond = None
 
@@ -170,15 +169,6 @@ def _path(request: pb.SaveCheckpointRequest | pb.LoadCheckpointRequest | pb.Expo
     if not request.path:
         raise InvalidInputError("path is empty: which folder?", field="path")
     return request.path
-
-
-def _deadline_s(request_context: Any, context: Context) -> float:
-    """The earlier of the message's own deadline and what is left of the call's."""
-    left_s = context.time_remaining()
-    deadline_s = DEFAULT_DEADLINE_S if left_s is None else left_s
-    if request_context.HasField("deadline"):
-        deadline_s = min(deadline_s, duration_from_pb(request_context.deadline))
-    return deadline_s
 
 
 def add_to_server(core: Policy, server: grpc.aio.Server, gate: Gate) -> list[str]:

@@ -115,7 +115,6 @@ class Snapshot:
 
     async def stream_weights(self, version: PolicyVersion, names: tuple[str, ...] = ()) -> AsyncIterator[WeightChunk]:
         """The bytes in chunks of at most about CHUNK_BYTES, as fast as they are taken."""
-        self._check_live()
         if version != self.manifest.version:
             raise NotFoundError(f"this holder has weights {self.manifest.version.short}, not {version.short}")
         unknown = sorted(set(names) - {spec.name for spec in self.manifest.tensors})
@@ -123,6 +122,8 @@ class Snapshot:
             raise InvalidInputError(f"weights {version.short} have no tensor {unknown[0]!r}", field="names")
         self._reader_count += 1
         try:
+            # After the count: `retire`, in the trainer's thread, looks at it only when no reader can begin any more.
+            self._check_live()
             for name in [name for name in self._parts if not names or name in names]:
                 view = self._buffer.views[name]
                 for part in self._parts[name]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from argosy.api.trainer.v1 import trainer_service_pb2 as pb
 from argosy.api.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 from argosy.rpc.channel import Caller, iter_async
-from argosy.rpc.chunking import batch_parts, collect_batch
+from argosy.rpc.chunking import batch_parts, check_columns, collect_batch, only
 from argosy.rpc.clients.weights import GrpcWeightSource
 from argosy.rpc.codec.common import manifest_from_pb, mutation_to_pb, read_context_to_pb
 from argosy.rpc.codec.trainer import (
@@ -19,6 +19,7 @@ from argosy.rpc.codec.trainer import (
     update_config_to_pb,
 )
 from argosy.rpc.options import RpcOptions
+from argosy.rpc.retry import RetryPolicy
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.records import (
     GlobalNormalizer,
@@ -42,9 +43,16 @@ STATUS_DEADLINE_S = 10.0
 class PolicyClient:
     """Implements `argosy.roles.policy.Policy` over gRPC. Every mutation is retried with its own request id."""
 
-    def __init__(self, address: str, *, options: RpcOptions | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        member_id: str = "trainer",
+        options: RpcOptions | None = None,
+        policy: RetryPolicy | None = None,
+    ) -> None:
         self.address = address
-        self._caller = Caller(address, what="trainer", options=options)
+        self._caller = Caller(address, what=member_id, options=options, policy=policy)
         self._stub = cast("TrainerServiceAsyncStub", TrainerServiceStub(self._caller.channel))
         self._source = GrpcWeightSource(address, caller=self._caller)
 
@@ -96,21 +104,27 @@ class PolicyClient:
     async def compute_log_probs(
         self, batch: TrajectoryBatch, columns: Sequence[str], *, temperature: float, deadline_s: float
     ) -> TrajectoryBatch:
-        """As the role says."""
+        """As the role says. CorruptDataError on an answer for other samples."""
+        sent = only(batch, "prompt_ids", "response_ids", "response_mask")
 
         def messages(left_s: float) -> Iterator[pb.ComputeLogProbsRequest]:
             start = pb.ComputeLogProbsStart(
                 context=read_context_to_pb(deadline_s=left_s), columns=columns, temperature=temperature
             )
             yield pb.ComputeLogProbsRequest(start=start)
-            for part in batch_parts(batch):
+            for part in batch_parts(sent):
                 yield pb.ComputeLogProbsRequest(payload=part)
 
         async def attempt(timeout_s: float, left_s: float) -> TrajectoryBatch:
             call = self._stub.ComputeLogProbs(iter_async(messages(left_s)), timeout=timeout_s)
-            return await collect_batch(_payloads(call))
+            try:
+                return await collect_batch(_payloads(call))
+            finally:
+                call.cancel()  # nothing happens if it has ended
 
-        return await self._caller.retry(attempt, deadline_s=deadline_s)
+        answer = await self._caller.retry(attempt, deadline_s=deadline_s)
+        check_columns(batch, answer, columns, self._caller.what)
+        return answer
 
     async def save_checkpoint(self, path: str, ctx: Mutation) -> Sequence[str]:
         """As the role says; `path` is one of the trainer's machine."""

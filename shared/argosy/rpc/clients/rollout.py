@@ -15,6 +15,7 @@ from argosy.rpc.clients.weights import GrpcWeightSource
 from argosy.rpc.codec.common import manifest_to_pb, mutation_to_pb, version_from_pb
 from argosy.rpc.codec.rollout import PAUSE_MODES, parse_key, rollout_status_from_pb
 from argosy.rpc.options import RpcOptions
+from argosy.rpc.retry import RetryPolicy
 from argosy.types.errors import DeadlineError, InvalidInputError
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import Completion, GenerateRequest, Mutation, RolloutStatus, WeightsManifest
@@ -32,9 +33,16 @@ STATUS_DEADLINE_S = 10.0
 class RolloutClient:
     """Implements `argosy.roles.rollout.Rollout` over gRPC."""
 
-    def __init__(self, address: str, *, options: RpcOptions | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        member_id: str = "rollout",
+        options: RpcOptions | None = None,
+        policy: RetryPolicy | None = None,
+    ) -> None:
         self.address = address
-        self._caller = Caller(address, what="rollout", options=options)
+        self._caller = Caller(address, what=member_id, options=options, policy=policy)
         self._stub = cast("RolloutServiceAsyncStub", RolloutServiceStub(self._caller.channel))
         self._stream: GenerateStream | None = None
         self._streams: set[GenerateStream] = set()

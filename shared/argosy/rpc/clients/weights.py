@@ -10,7 +10,13 @@ import grpc
 from argosy.api.common.v1 import weights_service_pb2 as pb
 from argosy.api.common.v1.weights_service_pb2_grpc import WeightsServiceStub
 from argosy.rpc.channel import Caller
-from argosy.rpc.codec.common import manifest_from_pb, version_from_pb, version_to_pb, weight_chunk_from_pb
+from argosy.rpc.codec.common import (
+    manifest_from_pb,
+    read_context_to_pb,
+    version_from_pb,
+    version_to_pb,
+    weight_chunk_from_pb,
+)
 from argosy.rpc.errors import from_rpc_error
 from argosy.rpc.options import RpcOptions
 from argosy.types.errors import CorruptDataError
@@ -44,7 +50,9 @@ class GrpcWeightSource:
     async def get_manifest(self) -> WeightsManifest:
         """The manifest of the version that the server holds. NotFoundError if none."""
         response = await self._caller.unary(
-            self._stub.GetManifest, lambda left_s: pb.GetManifestRequest(), deadline_s=MANIFEST_DEADLINE_S
+            self._stub.GetManifest,
+            lambda left_s: pb.GetManifestRequest(context=read_context_to_pb(deadline_s=left_s)),
+            deadline_s=MANIFEST_DEADLINE_S,
         )
         return manifest_from_pb(response.manifest)
 
