@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from argosy.roles.weights import WeightSource
 from argosy.rollout.engines.events import Event
@@ -128,9 +129,13 @@ class HfRollout:
 
     async def generate(self, requests: Sequence[GenerateRequest], *, deadline_s: float) -> AsyncIterator[Completion]:
         """See the role."""
-        async for event in self.generate_runs(requests, deadline_s=deadline_s, interval_tokens=0):
-            if isinstance(event, Completion):
-                yield event
+        events = cast(
+            "AsyncGenerator[Event, None]", self.generate_runs(requests, deadline_s=deadline_s, interval_tokens=0)
+        )
+        async with contextlib.aclosing(events):  # a caller that leaves ends its samples now, not when it is collected
+            async for event in events:
+                if isinstance(event, Completion):
+                    yield event
 
     async def generate_runs(
         self, requests: Sequence[GenerateRequest], *, deadline_s: float, interval_tokens: int = 16
@@ -265,7 +270,7 @@ class HfRollout:
 
     async def start_weight_update(self, sync_id: str, manifest: WeightsManifest, ctx: Mutation) -> None:
         """See the role."""
-        if self._updates.finished(sync_id) is None:
+        if self._updates.finished(sync_id) != manifest.version:
             self._updates.start(sync_id, manifest)
 
     async def update_weights(self, sync_id: str, source: WeightSource, ctx: Mutation) -> None:

@@ -55,6 +55,8 @@ class WeightUpdates:
             return
         check_manifest(manifest, self._expected, self._tied, self._casts)
         self._drop()
+        if self.finished(sync_id) is not None:
+            self._finished = None  # the same name for other weights: a controller that resumed publishes a step again
         self._sync_id, self._manifest = sync_id, manifest
 
     async def receive(self, sync_id: str, source: WeightSource, deadline_s: float) -> None:

@@ -45,8 +45,10 @@ class SlotCache:
         shape = list(old.shape)
         shape[3] = max(wanted, token_count)
         # Zeros, not empty: masked places are multiplied by 0, and 0 × NaN of stray memory would be NaN.
-        self.data = torch.zeros(shape, dtype=old.dtype, device=old.device)
-        self.data[:, :, :, : old.shape[3]] = old
+        # A pass may call this in inference mode, whose tensors nothing outside of it may write to.
+        with torch.inference_mode(False):
+            self.data = torch.zeros(shape, dtype=old.dtype, device=old.device)
+            self.data[:, :, :, : old.shape[3]] = old
 
     def move(self, source: int, target: int, token_count: int) -> None:
         """Copy a row's first tokens onto another row."""
