@@ -42,9 +42,15 @@ class Answers:
             )
         return cast(R, call.result())
 
+    def forget(self, *methods: str) -> None:
+        """Drop the finished answers of the named methods (of all, if none is named): they are no longer true."""
+        for key, call in list(self._calls.items()):
+            if call.done() and (not methods or key[0] in methods):
+                del self._calls[key]
+
     def _settle(self, key: tuple[str, str], call: asyncio.Task[Any]) -> None:
         if call.cancelled() or call.exception() is not None:
-            del self._calls[key]
+            self._calls.pop(key, None)
             return
         finished = [key for key, call in self._calls.items() if call.done()]
         for old in finished[: max(0, len(finished) - self._limit)]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import TypeVar
 
 from argosy.modeling.compute_thread import ComputeThread
 from argosy.trainer import checkpoint
 from argosy.trainer.answers import Answers
 from argosy.trainer.backends import Backend
 from argosy.trainer.export import export_hf
+from argosy.trainer.metrics import NO_LOSS, Metrics, combine
+from argosy.trainer.minibatch import mini_batches
 from argosy.trainer.objective import check_loss, global_normalizer
 from argosy.trainer.optimizer import StepOutcome
 from argosy.trainer.options import TrainerOptions
@@ -35,7 +35,6 @@ from argosy.weightsync import Snapshot
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
-Metrics = dict[str, float]
 
 
 class Trainer:
@@ -54,7 +53,7 @@ class Trainer:
         self._step = 0
         self._revision = 0  # counts changes of the weights
         self._published_revision = -1
-        self._trained_tokens = 0.0  # of the pending gradient
+        self._pending: _Pending | None = None
         self._damage = ""  # why nothing but load_checkpoint is allowed
 
     def close(self) -> None:
@@ -92,30 +91,46 @@ class Trainer:
     ) -> StepResult:
         """Add this batch's share of the global mini-batch's gradient; metrics are shares that add up over calls.
 
-        Without a column "old_log_probs" the ratio is exactly 1: right only for the first use of fresh samples.
+        Without a column "old_log_probs" the ratio is exactly 1: right only for the first use of fresh samples. A
+        failure drops all of the mini-batch's gradient: begin it again.
         """
 
         def compute() -> StepResult:
-            check_loss(loss)
             try:
                 return StepResult(self._step, self._accumulate(batch, loss, normalizer))
             except BaseException:
                 self._drop_gradients()
                 raise
 
-        return await self._mutate("forward_backward", ctx, compute)
+        try:
+            return await self._mutate("forward_backward", ctx, compute)
+        finally:
+            self._forget_if_dropped()
 
     async def optim_step(self, ctx: Mutation) -> StepResult:
-        """Clip, step the optimizer and the schedule, zero the gradients; the step goes up by one."""
+        """Clip, step the optimizer and the schedule, zero the gradients; the step goes up by one.
+
+        The shares must cover the global mini-batch: a lost or doubled one would be a wrong step in silence.
+        """
 
         def compute() -> StepResult:
-            if not self._backend.has_gradients:
+            pending = self._pending
+            if pending is None:
                 raise StateError("optim_step without a forward_backward before it: there is no gradient")
-            metrics = self._optimize() | self._backend.memory_metrics()
+            if pending.trained_tokens != pending.normalizer.token_count:
+                self._drop_gradients()
+                raise StateError(
+                    f"the gradient covers {pending.trained_tokens:g} trained tokens of a mini-batch of "
+                    f"{pending.normalizer.token_count:g}; it is dropped: begin the mini-batch again"
+                )
+            metrics = self._optimize(pending.trained_tokens) | self._backend.memory_metrics()
             self._step += 1
             return StepResult(self._step, metrics)
 
-        return await self._mutate("optim_step", ctx, compute)
+        try:
+            return await self._mutate("optim_step", ctx, compute)
+        finally:
+            self._forget_if_dropped()
 
     async def update(self, batch: TrajectoryBatch, config: UpdateConfig, ctx: Mutation) -> StepResult:
         """All mini-batches and ppo_epochs of one loop iteration; the step goes up by one.
@@ -138,7 +153,7 @@ class Trainer:
 
     def _update(self, batch: TrajectoryBatch, config: UpdateConfig) -> StepResult:
         check_loss(config.loss)
-        if self._backend.has_gradients:
+        if self._pending is not None:
             raise StateError("an update while gradients of forward_backward wait for their optim_step")
         plan = list(mini_batches(batch, config, self._step))
         if len(plan) > 1 and not batch.has("old_log_probs"):
@@ -151,32 +166,38 @@ class Trainer:
         for rows in plan:
             part = batch.select(rows)
             shares = self._accumulate(part, config.loss, global_normalizer(part))
-            collected.append(shares | self._optimize())
-        metrics = _combine(collected) | self._backend.memory_metrics()
+            collected.append(shares | self._optimize(shares["actor/trained_tokens"]))
+        metrics = combine(collected) | self._backend.memory_metrics()
         if config.loss.use_kl_loss:
             metrics["actor/kl_coef"] = config.loss.kl_loss_coef
         self._step += 1
         return StepResult(self._step, metrics)
 
     def _accumulate(self, batch: TrajectoryBatch, loss: LossConfig, normalizer: GlobalNormalizer) -> Metrics:
-        shares = self._backend.forward_backward(batch, loss, normalizer)
+        check_loss(loss)
+        if self._pending is not None and self._pending.normalizer != normalizer:
+            raise StateError(f"this mini-batch began with {self._pending.normalizer}, not with {normalizer}")
         trained = float(batch.ragged("response_mask").values.sum())
-        self._trained_tokens += trained
-        return _NO_LOSS | shares | {"actor/trained_tokens": trained}
+        before = self._pending.trained_tokens if self._pending else 0.0
+        shares = self._backend.forward_backward(batch, loss, normalizer)
+        self._pending = _Pending(normalizer, before + trained)
+        return NO_LOSS | shares | {"actor/trained_tokens": trained}
 
-    def _optimize(self) -> Metrics:
+    def _optimize(self, trained_tokens: float) -> Metrics:
         """One optimizer step; none if no token was trained (case B5) or the norm isn't finite (case H9)."""
         rate = self._options.optimizer.schedule.rate(self._step)
-        if self._trained_tokens == 0:
-            logger.warning("step %d: no token is trained in this mini-batch; the optimizer step is skipped", self._step)
+        self._pending = None
+        if trained_tokens == 0:
+            self._backend.zero_grad()
             outcome = StepOutcome(0.0, 0.0, skipped=True)
-            self._drop_gradients()
+            logger.warning("step %d: no token of this mini-batch is trained; the optimizer step is skipped", self._step)
         else:
-            self._trained_tokens = 0.0
             outcome = self._backend.optim_step(rate)
-            self._revision += 0 if outcome.skipped else 1
             if outcome.skipped:
-                logger.warning("step %d: the gradient norm is %s; step skipped", self._step, outcome.grad_norm)
+                logger.warning(
+                    "step %d: gradient norm %s; the optimizer step is skipped", self._step, outcome.grad_norm
+                )
+        self._revision += 0 if outcome.skipped else 1
         return {
             "actor/grad_norm": outcome.grad_norm,
             "actor/lr": rate,
@@ -185,8 +206,13 @@ class Trainer:
         }
 
     def _drop_gradients(self) -> None:
-        self._trained_tokens = 0.0
+        self._pending = None
         self._backend.zero_grad()
+
+    def _forget_if_dropped(self) -> None:
+        """A repeated forward_backward must compute again once its gradient is gone (or used)."""
+        if self._pending is None:
+            self._answers.forget("forward_backward")
 
     # Weights and checkpoints
 
@@ -213,7 +239,7 @@ class Trainer:
         """Write model, optimizer, RNG and counters below the folder `path`; returns the files' relative names."""
 
         def compute() -> Sequence[str]:
-            if self._backend.has_gradients:
+            if self._pending is not None:
                 raise StateError("a checkpoint while gradients wait for their optim_step would lose them")
             return checkpoint.save(Path(path), checkpoint.TrainerCheckpoint(self._step, self._backend.state()))
 
@@ -225,14 +251,17 @@ class Trainer:
         def compute() -> TrainerStatus:
             loaded = checkpoint.load(Path(path))
             self._backend.load_state(loaded.state)
-            self._trained_tokens = 0.0
+            self._pending = None
             self._step = loaded.step
             self._revision += 1
             self._published.snapshot = None
             self._damage = ""
             return TrainerStatus(self._step, None, self._backend.parameter_count)
 
-        return await self._mutate("load_checkpoint", ctx, compute, mends=True)
+        status = await self._mutate("load_checkpoint", ctx, compute, mends=True)
+        # A run that went back repeats its request ids: answers from before would be of another history.
+        self._answers.forget()
+        return status
 
     async def export_hf(self, path: str, ctx: Mutation) -> Sequence[str]:
         """Write the weights as a Hugging Face model folder with tokenizer and chat template."""
@@ -259,46 +288,9 @@ class Trainer:
         return await self._answers.once(method, ctx, lambda: self._thread.run(checked))
 
 
-_NO_LOSS: Metrics = {
-    "actor/pg_loss": 0.0,
-    "actor/pg_clipfrac": 0.0,
-    "actor/pg_clipfrac_lower": 0.0,
-    "actor/ppo_kl": 0.0,
-}
-"""Of a batch in which no row can move the weights: exact zeros, so that the names are always there."""
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A gradient that waits for its optim_step."""
 
-_SUMMED = frozenset({"actor/trained_tokens", "actor/skipped_steps"})
-"""Metrics that are counts over the whole update; the others are means over its optimizer steps."""
-
-
-def _combine(steps: Sequence[Metrics]) -> Metrics:
-    """One update's metrics from its optimizer steps'. NaN stays NaN (case H9)."""
-    names = dict.fromkeys(name for step in steps for name in step)
-    combined: Metrics = {}
-    for name in names:
-        values = [step[name] for step in steps if name in step]
-        total = math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
-        combined[name] = total if name in _SUMMED else total / len(values)
-    return combined | {"actor/optimizer_steps": float(len(steps))}
-
-
-def mini_batches(batch: TrajectoryBatch, config: UpdateConfig, step: int) -> Iterator[np.ndarray[Any, Any]]:
-    """Row numbers of each optimizer step, in order.
-
-    Rows are taken in sample-id order, so the order of arrival changes nothing. Shuffling is keyed by (seed, step, ppo
-    epoch). The last mini-batch of an epoch may be smaller; its own size is its denominator.
-    """
-    if config.mini_batch_size < 1 or config.ppo_epochs < 1:
-        raise InvalidInputError(
-            f"mini_batch_size and ppo_epochs must be at least 1, got {config.mini_batch_size}, {config.ppo_epochs}"
-        )
-    if len(batch) == 0:
-        raise InvalidInputError("an update needs at least one sample, got an empty batch")
-    ids = batch.sample_ids
-    order = np.asarray(sorted(range(len(ids)), key=ids.__getitem__), np.int64)
-    for epoch in range(config.ppo_epochs):
-        rows = order
-        if config.shuffle:
-            rows = np.random.default_rng([config.seed, step, epoch]).permutation(order)
-        for start in range(0, len(rows), config.mini_batch_size):
-            yield rows[start : start + config.mini_batch_size]
+    normalizer: GlobalNormalizer
+    trained_tokens: float

@@ -38,11 +38,6 @@ class Backend(Protocol):
         """Trained parameters; tied ones once."""
         ...
 
-    @property
-    def has_gradients(self) -> bool:
-        """Whether a forward_backward waits for its optim_step."""
-        ...
-
     def forward_backward(
         self, batch: TrajectoryBatch, loss: LossConfig, normalizer: GlobalNormalizer
     ) -> dict[str, float]:

@@ -47,24 +47,17 @@ class SingleProcessBackend:
             name: parameter for name, parameter in self._hf_model.named_parameters() if parameter.requires_grad
         }
         self._optimizer = MasterOptimizer(self._parameters, options.optimizer)
-        self._has_gradients = False
 
     @property
     def parameter_count(self) -> int:
         """Trained parameters; tied ones once."""
         return sum(parameter.numel() for parameter in self._parameters.values())
 
-    @property
-    def has_gradients(self) -> bool:
-        """Whether a forward_backward waits for its optim_step."""
-        return self._has_gradients
-
     def forward_backward(
         self, batch: TrajectoryBatch, loss: LossConfig, normalizer: GlobalNormalizer
     ) -> dict[str, float]:
         """Micro-batch by micro-batch; the sum of their gradients doesn't depend on how they were cut (case B4)."""
         self._check_columns(batch, loss)
-        self._has_gradients = True
         trained = float(batch.ragged("response_mask").values.sum())
         batch = batch.select(rows_with_gradient(batch, loss))
         computed = float(batch.ragged("response_mask").values.sum())
@@ -110,12 +103,10 @@ class SingleProcessBackend:
 
     def optim_step(self, rate: float) -> StepOutcome:
         """Clip, step, drop the gradients."""
-        self._has_gradients = False
         return self._optimizer.step(rate)
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
-        self._has_gradients = False
         self._optimizer.zero_grad()
 
     def compute_log_probs(
