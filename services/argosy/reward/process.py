@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
+import select
 import signal
 import subprocess
 import sys
@@ -73,7 +73,9 @@ class WorkerProcess:
             os.close(request_read)
             os.close(reply_write)
         os.set_blocking(self._request_fd, False)
-        os.set_blocking(self._reply_fd, False)
+        self._can_write, self._can_read = select.poll(), select.poll()
+        self._can_write.register(self._request_fd, select.POLLOUT)
+        self._can_read.register(self._reply_fd, select.POLLIN)
         try:
             # At once, so that it loads what it needs while nobody waits for it.
             self._write(encode(settings), time.monotonic() + start_timeout_s)
@@ -137,42 +139,28 @@ class WorkerProcess:
 
     def _write(self, data: bytes, end: float) -> None:
         view = memoryview(data)
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._request_fd, selectors.EVENT_WRITE)
-            while view:
-                self._wait(selector, end)
-                try:
-                    view = view[os.write(self._request_fd, view) :]
-                except BlockingIOError:
-                    continue
-                except BrokenPipeError:
-                    raise WorkerCrashedError(self._how_it_ended()) from None
+        while view:
+            try:
+                view = view[os.write(self._request_fd, view) :]
+            except BlockingIOError:
+                _wait(self._can_write, end)
+            except BrokenPipeError:
+                raise WorkerCrashedError(self._how_it_ended()) from None
 
     def _read(self, end: float) -> dict[str, Any]:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._reply_fd, selectors.EVENT_READ)
-            while b"\n" not in self._buffer:
-                self._wait(selector, end)
-                try:
-                    piece = os.read(self._reply_fd, _READ_BYTES)
-                except BlockingIOError:
-                    continue
-                if not piece:
-                    raise WorkerCrashedError(self._how_it_ended())
-                self._buffer += piece
-                if len(self._buffer) > MOST_REPLY_BYTES:
-                    raise WorkerCrashedError(f"its reply is longer than {MOST_REPLY_BYTES} bytes")
+        while b"\n" not in self._buffer:
+            _wait(self._can_read, end)
+            piece = os.read(self._reply_fd, _READ_BYTES)
+            if not piece:
+                raise WorkerCrashedError(self._how_it_ended())
+            self._buffer += piece
+            if len(self._buffer) > MOST_REPLY_BYTES:
+                raise WorkerCrashedError(f"its reply is longer than {MOST_REPLY_BYTES} bytes")
         line, _, self._buffer = self._buffer.partition(b"\n")
         try:
             return decode(line)
         except ValueError as error:
             raise WorkerCrashedError(f"its reply is no message: {error}") from error
-
-    @staticmethod
-    def _wait(selector: selectors.BaseSelector, end: float) -> None:
-        left = end - time.monotonic()
-        if left <= 0 or not selector.select(left):
-            raise WorkerTimeoutError
 
     def _how_it_ended(self) -> str:
         try:
@@ -184,6 +172,12 @@ class WorkerProcess:
             with contextlib.suppress(ValueError):
                 return f"was killed by {signal.Signals(-code).name}"
         return f"exited with code {code}"
+
+
+def _wait(poll: select.poll, end: float) -> None:
+    left = end - time.monotonic()
+    if left <= 0 or not poll.poll(left * 1000):
+        raise WorkerTimeoutError
 
 
 def _import_paths() -> list[str]:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from argosy.reward.verifiers import find_verifier
+from argosy.reward.verifiers.numbers import last_number
 from argosy.types.records import Failed, Outcome, Scored
 
 GSM8K = "openai/gsm8k"
@@ -403,3 +404,19 @@ def test_unknown_sources_have_no_verifier() -> None:
     assert find_verifier("openai/gsm9k") is None
     assert find_verifier("reasoning_gym") is None
     assert find_verifier(GYM) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("10-4=6", "6"),
+        ("that makes 10-4", "4"),
+        ("it is -4", "-4"),
+        ("1e5", "1e5"),
+        ("3,480 or 12%", "12%"),
+        ("nothing", ""),
+        (r"\frac{3}{45}", r"\frac{3}{45}"),
+    ],
+)
+def test_the_last_number_of_a_text(text: str, found: str) -> None:
+    assert last_number(text) == found

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -280,3 +281,10 @@ def test_it_scores_without_a_running_loop(
     for _ in range(2):  # a new loop each time
         [result] = asyncio.run(scorers.score([make_request(0, "")], deadline_s=30))
         assert result.outcome == Scored(1.0)
+
+
+def test_the_example_of_the_documentation_works(make_function: MakeFunction) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text()
+    example = page.partition("```python\n")[2].partition("```")[0]
+    function = make_function(example, bonus=0.5)
+    assert call(function, "it is 4 .", "4") == Scored(1.5, {"acc": True})

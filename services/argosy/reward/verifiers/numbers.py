@@ -20,7 +20,7 @@ from argosy.reward.verifiers.latex import TEXT_CLOSE, TEXT_OPEN, plain, unwrap
 MOST_DIGITS = 400
 """A longer literal is no number here: it is compared as text only (bounds the work, case A11)."""
 
-_DECIMAL = r"(?:\d{1,3}(?:,\d{3}){1,5}(?!\d|,\d)|\d+)(?:\.\d+)?|\.\d+"
+_DECIMAL = r"(?:(?:\d{1,3}(?:,\d{3}){1,5}(?!\d|,\d)|\d+)(?:\.\d+)?|\.\d+)"
 _FRACTION = rf"\\frac\{{\s*(?P<fs>[-+]?)\s*(?P<fn>{_DECIMAL})\s*\}}\{{\s*(?P<fd>{_DECIMAL})\s*\}}"
 _SCALE = r"(?:[eE](?P<e>[-+]?\d{1,3})\b|\s*(?:\\times|\\cdot|\*)\s*10\^\{?(?P<p>[-+]?\d{1,3})\}?)"
 _NUMBER = re.compile(
@@ -87,7 +87,9 @@ _NOT_UNITS = frozenset(
         "z",
     }
 )
-_LAST = re.compile(rf"[-+−]?(?:\\[dtc]?frac\{{{_DECIMAL}\}}\{{{_DECIMAL}\}}|(?:{_DECIMAL})(?:/\d+)?)\s?\\?%?")
+_LAST = re.compile(
+    rf"[-+−]?(?:\\[dtc]?frac\{{{_DECIMAL}\}}\{{{_DECIMAL}\}}|(?:{_DECIMAL})(?:/\d+|[eE][-+]?\d{{1,3}}\b)?)\s?\\?%?"
+)
 _GOES_ON = re.compile(
     r"[A-Za-z]\b|\s*(?:[-+*/^=<>]\s*(?:[\d($\\]|[A-Za-z]\b)|\\|,\s*(?:or\b|and\b)?\s*[-$\d\\]|(?:or|and|to)\b[^\n.]*\d)"
 )
