@@ -23,7 +23,7 @@ from argosy.rpc.codec.trainer import (
 )
 from argosy.rpc.gate import Gate, remaining_s
 from argosy.types.batch import TrajectoryBatch
-from argosy.types.errors import InvalidInputError, StateError
+from argosy.types.errors import ArgosyError, InvalidInputError, StateError
 from argosy.types.records import Mutation, StepResult
 
 NAME = pb.DESCRIPTOR.services_by_name["TrainerService"].full_name
@@ -46,7 +46,12 @@ class TrainerServicer(trainer_service_pb2_grpc.TrainerServiceServicer):
         loss, normalizer = loss_config_from_pb(start.loss), normalizer_from_pb(start.normalizer)
 
         async def work(ctx: Mutation, batch: TrajectoryBatch) -> pb.ForwardBackwardResponse:
-            result = await self._core.forward_backward(batch, loss, normalizer, ctx)
+            try:
+                result = await self._core.forward_backward(batch, loss, normalizer, ctx)
+            except ArgosyError:
+                # The core has dropped all gradients that wait: those of stored answers are gone too.
+                self._gate.forget(ctx.run_id)
+                raise
             return pb.ForwardBackwardResponse(context=await self._respond(), result=step_result_to_pb(result))
 
         return await self._gate.mutate_upload(

@@ -107,6 +107,8 @@ class PackedModel:
             InvalidInputError: an unknown column, an id outside the vocabulary, too long a sequence, an empty prompt.
             AbortedError: `cancelled` said so between two micro-batches.
         """
+        if not columns:
+            raise InvalidInputError(f"no column is asked for; known: {', '.join(COLUMNS)}", field="columns")
         unknown = sorted(set(columns) - set(COLUMNS))
         if unknown:
             raise InvalidInputError(f"unknown column {unknown[0]!r}; known: {', '.join(COLUMNS)}", field="columns")

@@ -173,6 +173,10 @@ class Gate:
                 answer = await self._once(key, ctx, lambda: work(ctx, upload), resets=False)
         return cast("Response", answer)
 
+    def forget(self, run_id: str) -> None:
+        """Drop a run's stored answers: something that they tell is no longer true."""
+        self._answers.forget(run_id)
+
     async def drain(self, timeout_s: float) -> None:
         """Wait for the mutations in flight, also those whose clients went away; cancel what is not done by then."""
         tasks = list(self._in_flight.values())

@@ -73,7 +73,9 @@ def manifest_digest(tensors: Iterable[TensorSpec]) -> str:
 
 
 def make_manifest(lineage: str, step: int, specs: Iterable[TensorSpec]) -> WeightsManifest:
-    """A manifest of given specs, named by their digest."""
+    """A manifest of given specs, named by their digest. InvalidInputError on an empty lineage or a step below 0."""
+    if not lineage or step < 0:
+        raise InvalidInputError(f"a version needs a lineage and a step from 0, got {lineage!r} and {step}")
     tensors = tuple(specs)
     return WeightsManifest(PolicyVersion(lineage, step, manifest_digest(tensors)), tensors)
 
