@@ -167,28 +167,32 @@ def _write_gguf(file: Path, partial: Path, dtype: str, report: Callable[[str], N
     report(f"writing {dtype} weights")
     model.to(getattr(torch, dtype)).save_pretrained(partial)
     tokenizer.model_max_length = int(config.max_position_embeddings)
-    _mend_digits(tokenizer, file)
-    tokenizer.save_pretrained(partial)
+    _as_trained(tokenizer, file, int(config.vocab_size)).save_pretrained(partial)
 
 
-def _mend_digits(tokenizer: Any, file: Path) -> None:
-    """Split digits off first, as SmolLM was trained; transformers 5.19 drops this part of GGUF.
+def _as_trained(tokenizer: Any, file: Path, vocab_size: int) -> Any:
+    """The tokenizer as the model was trained with it, where transformers 5.19 reads GGUF otherwise.
 
-    Without it "\\n\\n3" loses its double newline, which is one token.
+    SmolLM splits digits off first, without which "\\n\\n3" loses its double newline, which is one token. And the
+    `<|endoftext|>` that is added to vocabularies without one has an id that the model has no embedding for.
     """
     from gguf import GGUFReader
-    from tokenizers import pre_tokenizers
+    from tokenizers import Tokenizer, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
 
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < vocab_size]
+    backend = Tokenizer.from_str(json.dumps(state))
     pre_field = GGUFReader(str(file)).fields.get("tokenizer.ggml.pre")
-    if pre_field is None or pre_field.contents() != "smollm":
-        return
-    backend = tokenizer.backend_tokenizer
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
+    if pre_field is not None and pre_field.contents() == "smollm":
+        bytes_of_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), bytes_of_words])
+    kept = {
+        name: text for name, text in tokenizer.special_tokens_map.items() if backend.token_to_id(str(text)) is not None
+    }
+    fast: Any = PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=tokenizer.model_max_length, **kept)
+    fast.chat_template = tokenizer.chat_template
+    return fast
 
 
 def _write_converted(name: str, partial: Path, dtype: str, report: Callable[[str], None]) -> None:
