@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 failed, 2 wrong input, 128 + n ended by signal n."""
     from argosy.types.errors import ArgosyError, InvalidInputError
 
-    args = build_parser().parse_args(argv)
+    args = _parse(build_parser(), argv)
     try:
         return int(args.func(args))
     except InvalidInputError as error:
@@ -55,6 +55,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         print(f"argosy: internal error: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
+
+
+def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse; keys may stand before and after options (argparse alone takes only the first run of them)."""
+    args, rest = parser.parse_known_args(argv)
+    unknown = [word for word in rest if word.startswith("-") or not hasattr(args, "overrides")]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if rest:
+        args.overrides = [*args.overrides, *rest]
+    return args
 
 
 def _fail(error: Exception, code: int) -> int:

@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from argosy.config import Config
 
 DESCRIPTION = """\
 Train with verl's configuration keys. By default the controller, rollout, reward, reference and trainer run as separate
@@ -55,6 +49,7 @@ def train(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from argosy.config import load, validate
+    from argosy.config.render import print_config
     from argosy.controller.run import run_training, start_logging
     from argosy.telemetry.traces import setup_from_settings
 
@@ -79,15 +74,3 @@ def train(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(dataclasses.asdict(report)))
     return 0
-
-
-def print_config(config: Config, console: Console) -> None:
-    """The keys that differ from the defaults; the whole is in config.yaml of the run folder."""
-    from argosy.config import Config as Defaults
-    from argosy.config.load import flatten
-
-    defaults = dict(flatten(Defaults().to_dict()))
-    changed = {key: value for key, value in flatten(config.to_dict()) if defaults.get(key) != value}
-    console.print("configuration (keys that differ from the defaults; all of them: config.yaml in the run folder)")
-    for key, value in changed.items():
-        console.print(f"  {key}: {value}", highlight=False, soft_wrap=True, markup=False)

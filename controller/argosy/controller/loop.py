@@ -34,7 +34,7 @@ from argosy.controller.stages.sync import publish_and_sync
 from argosy.controller.stages.update import update_policy
 from argosy.controller.stages.validation import ValidationResult, validate
 from argosy.controller.staleness import StalenessGate
-from argosy.telemetry.traces import span
+from argosy.telemetry.traces import span, traceparent
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.ids import PolicyVersion, SampleId
 from argosy.types.records import Completion, Outcome, Prompt, Scored
@@ -78,6 +78,8 @@ class _Produced:
     """Of the data order after this step's draw: what a checkpoint of this step saves."""
     timing: dict[str, float]
     started: float
+    trace: str
+    """Of the span that produced it: training goes on in the same trace."""
 
 
 @dataclass(slots=True)
@@ -158,6 +160,7 @@ class Controller:
         self.ctx.ledger.drawn(step, [(request.sample_id, index[request.sample_id.group]) for request in requests])
         completions: dict[SampleId, Completion] = {}
         with span("step.produce", step=step, samples=len(requests)):
+            trace = traceparent()
             async with asyncio.TaskGroup() as tasks:
                 rewards = RewardStage(self.ctx, prompts, n, tasks)
 
@@ -173,7 +176,7 @@ class Controller:
         self.ctx.ledger.scored(rewards.results())
         timing = {"gen": generated - started, "reward": time.perf_counter() - generated}
         record = StepRecord(step, prompts, completions, rewards.outcomes, self.state.version)
-        return _Produced(record, self._sampler.state(), timing, started)
+        return _Produced(record, self._sampler.state(), timing, started, trace)
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -189,7 +192,7 @@ class Controller:
 
     async def _train_step(self, produced: _Produced) -> None:
         record, step, timing = produced.record, produced.record.step, produced.timing
-        with span("step", step=step):
+        with span("step", parent=produced.trace, step=step):
             metrics = check_failures(record.outcomes, self.ctx.config.argosy.reward.max_error_rate)
             batch, more = await self._prepare(record, timing)
             metrics |= more

@@ -19,6 +19,9 @@ from argosy.controller.launch import LocalFleet
 from argosy.controller.launch.lock import RunFolderLock
 from argosy.membership.interface import Membership
 from argosy.membership.memory import MemoryMembership
+from argosy.rpc.options import RpcOptions
+from argosy.rpc.retry import RetryPolicy
+from argosy.types.records import Member
 
 Result = TypeVar("Result")
 
@@ -57,21 +60,33 @@ async def _local(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
     from argosy.rpc.clients.rollout import RolloutClient
 
     async with LocalFleet(config, run_dir) as fleet, AsyncExitStack() as stack:
+        options, policy = rpc_settings(config)
 
-        def connect(factory: Callable[[str], Any], address: str) -> Any:
-            client = factory(address)
+        def connect(factory: Callable[..., Any], member: Member) -> Any:
+            client = factory(member.address, member_id=member.member_id, options=options, policy=policy)
             stack.push_async_callback(client.close)
             return client
 
         members = fleet.members
         references = members.get("reference", ())
         services = Services(
-            rollouts={m.member_id: connect(RolloutClient, m.address) for m in members["rollout"]},
-            reward=connect(RewardClient, members["reward"][0].address),
-            policy=connect(PolicyClient, members["trainer"][0].address),
-            reference=connect(ReferenceClient, references[0].address) if references else None,
+            rollouts={member.member_id: connect(RolloutClient, member) for member in members["rollout"]},
+            reward=connect(RewardClient, members["reward"][0]),
+            policy=connect(PolicyClient, members["trainer"][0]),
+            reference=connect(ReferenceClient, references[0]) if references else None,
         )
         yield Placement(services, fleet.membership, fleet.race)
+
+
+def rpc_settings(config: Config) -> tuple[RpcOptions, RetryPolicy]:
+    """`argosy.rpc.*` as the clients take it."""
+    rpc = config.argosy.rpc
+    policy = RetryPolicy(
+        max_attempts=rpc.retry_attempts,
+        first_backoff_s=rpc.retry_initial_backoff_s,
+        max_backoff_s=rpc.retry_max_backoff_s,
+    )
+    return RpcOptions(max_message_bytes=rpc.max_message_bytes), policy
 
 
 @asynccontextmanager

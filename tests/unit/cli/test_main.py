@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from argosy.cli.main import build_parser, main
+
+
+def test_help_teaches_and_is_light() -> None:
+    started = time.monotonic()
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "argosy.cli.main", "--help"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0
+    for command in ("train", "serve", "config", "data", "model", "argosy train algorithm.adv_estimator=grpo"):
+        assert command in result.stdout
+    heavy = ("torch", "transformers", "grpc", "pyarrow", "hydra", "numpy")
+    imported = {line.rsplit("|", 1)[-1].strip() for line in result.stderr.splitlines()}
+    assert imported.isdisjoint(heavy)
+    assert time.monotonic() - started < 30  # a hang guard; it takes well under a second
+
+
+@pytest.mark.parametrize("command", ["train", "serve", "config", "data", "model"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert "usage: argosy" in capsys.readouterr().out
+
+
+def test_keys_may_stand_around_options() -> None:
+    from argosy.cli.main import _parse
+
+    args = _parse(build_parser(), ["train", "a=1", "--json", "b=2"])
+    assert args.overrides == ["a=1", "b=2"]
+    assert args.json
+
+
+def test_unknown_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "a=1", "--jsno"])
+    assert ended.value.code == 2
+    assert "--jsno" in capsys.readouterr().err
