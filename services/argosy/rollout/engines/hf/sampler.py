@@ -112,10 +112,12 @@ def _inverse_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
     before = F.pad(outer, (1, 0)).gather(1, block)
     inner = blocks.gather(1, block[:, :, None].expand(-1, 1, _BLOCK))[:, 0].double().cumsum(-1)  # [B, block]
     token = block * _BLOCK + _first_above(inner, target - before)
-    return token[:, 0].clamp_(max=vocab_size - 1)
+    return token[:, 0].clamp_(max=vocab_size - 1)  # NaN again: the padding has no tokens
 
 
 def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
     """First index whose cumulative value is above target; never past the last one with mass, by rounding. [B, 1]"""
     last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
-    return torch.minimum(torch.searchsorted(cumulative, target.contiguous(), right=True), last)
+    found = torch.minimum(torch.searchsorted(cumulative, target.contiguous(), right=True), last)
+    # Only for NaN, where nothing is found: the log-prob will say so.
+    return found.clamp_(max=cumulative.shape[1] - 1)

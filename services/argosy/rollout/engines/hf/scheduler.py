@@ -69,7 +69,7 @@ class Scheduler:
         return admitted
 
     def release(self, sample: Sample) -> Sample | None:
-        """Free a running sample's slot. The last row's sample, if another, moves there: it is returned, copy its row."""
+        """Free a running sample's slot. The last row's sample, if another, takes it and is returned: copy its row."""
         last = self.running.pop()
         moved = None
         if last is not sample:

@@ -1,0 +1,53 @@
+"""Requests, answers, and the plain model's word on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from argosy.rollout.core import HfRollout
+from argosy.types.ids import SampleId
+from argosy.types.records import Completion, GenerateRequest, Mutation, SamplingParams
+
+PROMPT = tuple(range(20, 45))
+CTX = Mutation(run_id="run", term=1, request_id="r", deadline_s=60.0)
+
+
+class Open(Protocol):
+    """Makes an engine over a model folder (the tiny one), with options."""
+
+    async def __call__(self, path: Path | None = None, **options: Any) -> HfRollout: ...
+
+
+def request(
+    k: int = 0,
+    position: int = 0,
+    prompt: Sequence[int] = PROMPT,
+    *,
+    purpose: str = "train",
+    **params: Any,
+) -> GenerateRequest:
+    settings = replace(SamplingParams(max_tokens=12, ignore_eos=True, seed=7), **params)
+    return GenerateRequest(SampleId(0, position, k), tuple(prompt), settings, purpose=purpose)
+
+
+async def answers(rollout: HfRollout, requests: Sequence[GenerateRequest]) -> list[Completion]:
+    """Completions in the order of the requests."""
+    found = {f"{c.purpose}:{c.sample_id}": c async for c in rollout.generate(requests, deadline_s=60)}
+    assert len(found) == len(requests)
+    return [found[request.key] for request in requests]
+
+
+def plain_logits(path: Path, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
+    """What the unchanged Hugging Face model says about each output token, [tokens, V] float32."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        logits: Tensor = model(input_ids=torch.tensor([[*prompt, *output]]), use_cache=False).logits[0]
+    return logits[len(prompt) - 1 : -1]
