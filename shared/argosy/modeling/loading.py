@@ -62,6 +62,7 @@ def load_causal_lm(source: ModelSource) -> Any:
         InvalidInputError: no such folder, no config.json or weights in it, weights that don't fit, or a hub name that
             can't be fetched.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -78,7 +79,7 @@ def load_causal_lm(source: ModelSource) -> Any:
             output_loading_info=True,
             **overrides,
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise InvalidInputError(f"model {source.path!r} can't be loaded: {error}") from error
     _check_complete(source.path, info)
     return _without_dropout(model.eval()).to(resolve_device(source.device))
