@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,16 @@ def request(
 ) -> GenerateRequest:
     settings = replace(SamplingParams(max_tokens=12, ignore_eos=True, seed=7), **params)
     return GenerateRequest(SampleId(0, position, k), tuple(prompt), settings, purpose=purpose)
+
+
+async def until_sampled(rollout: HfRollout, token_count: int = 3, running_count: int = 1) -> None:
+    """Wait until the engine is at work."""
+    async with asyncio.timeout(30):
+        while True:
+            status = await rollout.status()
+            if status.running_count >= running_count and status.generated_token_count >= token_count:
+                return
+            await asyncio.sleep(0.001)
 
 
 async def answers(rollout: HfRollout, requests: Sequence[GenerateRequest]) -> list[Completion]:

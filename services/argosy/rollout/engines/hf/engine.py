@@ -127,13 +127,19 @@ class Engine:
     def swap_weights(self, tensors: Mapping[str, Tensor], version: PolicyVersion) -> None:
         """Copy new weights into the model in place. Samples in flight start over their cache under the new weights.
 
-        The version is None while the copy runs: if it fails half way, the server is stale and answers nothing.
+        The version is None while the copy runs: if it fails half way, the server is stale, every sample it has ends as
+        failed, and it answers nothing until a whole update has come.
         """
         state = self.runner.model.module.state_dict()
         self.version = None
-        with torch.inference_mode():
-            for name, tensor in tensors.items():
-                state[name].copy_(tensor)
+        try:
+            with torch.inference_mode():
+                for name, tensor in tensors.items():
+                    state[name].copy_(tensor)
+        except Exception as error:
+            self.scheduler.preempt()
+            self._fail(self.scheduler.remove_waiting(None), error)
+            raise
         self.version = version
         self.prefixes.clear()
         self.scheduler.preempt()
@@ -227,11 +233,14 @@ class Engine:
             self.runner.slots.move(len(self.scheduler.running), slot, moved.cached)
         self._settings = None
 
-    def _fail_all(self, error: Exception) -> None:
+    def _fail_running(self, error: Exception) -> None:
         """A step failed: nothing of the running batch can be trusted, so every sample in it ends as failed."""
         _LOG.exception("a step of the rollout engine failed")
-        for sample in list(self.scheduler.preempt()):
-            self.scheduler.remove_waiting({sample.key})
+        running = {sample.key for sample in self.scheduler.preempt()}
+        self._fail(self.scheduler.remove_waiting(running), error)
+
+    def _fail(self, samples: Sequence[Sample], error: Exception) -> None:
+        for sample in samples:
             sample.complete(FinishReason.FAILED, self._decode, f"{type(error).__name__}: {error}")
         self.prefixes.clear()
         self._settings = None
@@ -259,4 +268,4 @@ class Engine:
                 try:
                     self.step()
                 except Exception as error:  # noqa: BLE001 - every sample of the batch reports it, and the log has the trace
-                    self._fail_all(error)
+                    self._fail_running(error)
