@@ -63,7 +63,7 @@ def serve(args: argparse.Namespace) -> int:
     import socket
 
     from argosy.config import load
-    from argosy.rpc.host import run
+    from argosy.rpc.host import leave, run
 
     config = load(args.overrides, args.config)
     check(config)
@@ -71,7 +71,7 @@ def serve(args: argparse.Namespace) -> int:
         args.member = f"{args.role}-{socket.gethostname()}-{secrets.token_hex(3)}"
     # By name: the service's dependencies need not be installed where only the controller runs.
     service = importlib.import_module(f"argosy.{args.role}.__main__").SERVICE
-    return run(service, config, args)
+    leave(run(service, config, args))
 
 
 def check(config: Config) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from argosy.rpc.host import Service, main
@@ -33,4 +32,4 @@ SERVICE = Service(
 )
 
 if __name__ == "__main__":
-    sys.exit(main(SERVICE))
+    main(SERVICE)

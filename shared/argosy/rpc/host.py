@@ -27,7 +27,8 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from argosy.rpc.host_options import check_host, parse, set_threads
 from argosy.types.errors import ArgosyError, ConfigError, UnavailableError
@@ -59,19 +60,29 @@ class Service:
     """(core, grpc.aio server, Gate) → full names of the services that were added."""
 
 
-def main(service: Service, argv: Sequence[str] | None = None) -> int:
-    """Run the service until it is told to stop; the exit code: 0, 1 for a failure, 2 for bad configuration."""
+def main(service: Service, argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the service until it is told to stop, then leave: 0, 1 for a failure, 2 for bad configuration."""
     arguments = parse(service.role, service.about, argv)
     try:
         from argosy.config import load_resolved
 
-        return run(service, load_resolved(arguments.config), arguments)
-    except ConfigError as error:
-        print(f"{service.role}: {error}", file=sys.stderr)
-        return 2
+        code = run(service, load_resolved(arguments.config), arguments)
     except ArgosyError as error:
         print(f"{service.role}: {error}", file=sys.stderr)
-        return 1
+        code = 2 if isinstance(error, ConfigError) else 1
+    except Exception:  # noqa: BLE001 - told whole, and the exit code says it
+        traceback.print_exc()
+        code = 1
+    leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process now. Everything has been closed; the interpreter would take seconds to take torch apart, and a
+    model that is still being loaded in a thread can't be interrupted at all."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def run(service: Service, config: Config, arguments: argparse.Namespace) -> int:
@@ -95,17 +106,9 @@ def run(service: Service, config: Config, arguments: argparse.Namespace) -> int:
     port = section.port if arguments.port is None else arguments.port
     process = _Process(service, config, arguments, tracing, host, port)
     try:
-        code = _run_loop(process.run())
-    except BaseException as error:
+        return _run_loop(process.run())
+    finally:
         tracing.shutdown()
-        if process.is_building:
-            traceback.print_exception(error)
-            _leave(1)
-        raise
-    tracing.shutdown()
-    if process.is_building:
-        _leave(code)
-    return code
 
 
 def _run_loop(work: Any) -> int:
@@ -130,7 +133,6 @@ class _Process:
         self._host = host
         self._port = port
         self._core: Any = None
-        self._builder: threading.Thread | None = None
 
     async def run(self) -> int:
         """The exit code; exceptions are failures."""
@@ -173,6 +175,8 @@ class _Process:
     ) -> int:
         if not await _first(self._build(), stop.wait()):
             return 0  # stopped while loading
+        # gRPC warns for each servicer that is added to a running server, but only its fast lookup needs them earlier.
+        logging.getLogger("grpc._cython.cygrpc").setLevel(logging.ERROR)
         names = self._service.add_to_server(self._core, server.server, server.gate)
         if hasattr(self._core, "start"):
             await self._core.start()
@@ -212,8 +216,7 @@ class _Process:
                 failure = error
             loop.call_soon_threadsafe(deliver, core, failure)
 
-        self._builder = threading.Thread(target=work, name="build-core", daemon=True)
-        self._builder.start()
+        threading.Thread(target=work, name="build-core", daemon=True).start()
         self._core = await built
         return True
 
@@ -271,34 +274,28 @@ class _Process:
         await membership.close()
 
     def _stop_event(self) -> asyncio.Event:
+        """Set by the first SIGTERM or SIGINT; the second ends the process even when the loop is stuck in a call."""
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
+        asked = False
 
-        def on_signal(number: signal.Signals) -> None:
-            if stop.is_set():
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            nonlocal asked
+            if asked:
                 os._exit(128 + number)
-            _LOG.info("%s: finishing what runs, then stopping", number.name)
+            asked = True
+            loop.call_soon_threadsafe(request, signal.Signals(number).name)
+
+        def request(name: str) -> None:
+            _LOG.info("%s: finishing what runs, then stopping", name)
             stop.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_signal, number)
+            signal.signal(number, on_signal)
         return stop
-
-    @property
-    def is_building(self) -> bool:
-        """Whether the core's thread still runs."""
-        return self._builder is not None and self._builder.is_alive()
 
 
 _STATES = {"stale": MemberState.STALE, "draining": MemberState.DRAINING}
-
-
-def _leave(code: int) -> None:
-    """End now: a model that is still loading can't be interrupted, and the interpreter's own end may crash under it."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 async def _first(*works: Awaitable[Any]) -> bool:

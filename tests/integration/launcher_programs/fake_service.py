@@ -23,7 +23,9 @@ class Core:
         self.behaviour = behaviour
         self.state = state
         # What a worker pool is to the real services: a grandchild of the launcher.
-        self.worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        idle = [sys.executable, "-c", "import time; time.sleep(600)"]
+        null = subprocess.DEVNULL
+        self.worker = subprocess.Popen(idle, start_new_session=True, stdout=null, stderr=null)
 
     async def status(self) -> Any:
         return SimpleNamespace(state=self.state, version=None)
@@ -56,4 +58,4 @@ def build(config: Any) -> Core:
 if __name__ == "__main__":
     role = sys.argv[sys.argv.index("--member") + 1].partition("-")[0]
     service = Service(role, "Does nothing.", build, lambda core, server, gate: [])
-    sys.exit(main(service))
+    main(service)
