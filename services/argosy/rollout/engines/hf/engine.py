@@ -184,6 +184,9 @@ class Engine:
 
     def _admit(self) -> None:
         """Give slots to waiting samples, and fill them with their prompts' keys and values."""
+        if self.scheduler.starts_afresh:
+            # A prompt computed in other company may differ in the last bit.
+            self.prefixes.clear()
         planned: set[Prefix] = set()
 
         def cost(sample: Sample) -> int:

@@ -52,7 +52,7 @@ def load_module(
         trust_remote_code: Let the folder run its own code.
 
     Raises:
-        InvalidInputError: no such model, dtype or device.
+        InvalidInputError: no such model, dtype or device, or a model with layers that this engine can't run.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
@@ -74,31 +74,28 @@ def load_module(
         )
     except (OSError, ValueError, KeyError) as error:
         raise InvalidInputError(f"the model {path} can't be loaded: {error}") from error
+    _check_supported(module, module.config.get_text_config())
     loaded: nn.Module = module.to(device).eval().requires_grad_(False)
     return loaded
 
 
 def adopt(module: Any) -> LoadedModel:
-    """Route a causal LM's attention through the engine. The model must be this engine's own: it is changed in place.
-
-    Raises:
-        InvalidInputError: the model has layers that this engine can't run.
-    """
+    """Route a causal LM's attention through the engine. The model must be this engine's own: it is changed in place."""
     config = module.config.get_text_config()
-    _check_supported(module, config)
     register()
     module.set_attn_implementation(ATTENTION_NAME)
     weight: torch.Tensor = module.get_input_embeddings().weight
     head_count = int(config.num_attention_heads)
+    vocab_size = int(module.get_output_embeddings().weight.shape[0])
     return LoadedModel(
         module=module,
         backbone=module.base_model,
         layer_count=int(config.num_hidden_layers),
         kv_head_count=int(getattr(config, "num_key_value_heads", None) or head_count),
         head_size=int(getattr(config, "head_dim", None) or config.hidden_size // head_count),
-        vocab_size=int(module.get_output_embeddings().weight.shape[0]),
+        vocab_size=vocab_size,
         context_len=int(getattr(config, "max_position_embeddings", None) or 1 << 30),
-        eos_token_ids=eos_ids(module),
+        eos_token_ids=frozenset(token for token in eos_ids(module) if 0 <= token < vocab_size),
         dtype=weight.dtype,
         device=weight.device,
     )

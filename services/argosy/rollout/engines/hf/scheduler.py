@@ -32,6 +32,11 @@ class Scheduler:
     def __len__(self) -> int:
         return len(self.running) + len(self.waiting)
 
+    @property
+    def starts_afresh(self) -> bool:
+        """Deterministic, and nothing runs: the next samples must not depend on what ran before."""
+        return self._deterministic and not self.running
+
     def check_room(self, count: int) -> None:
         """Raise OverloadedError if `count` more samples don't fit."""
         room = self._max_waiting - len(self.waiting) + self._slot_count - len(self.running)
