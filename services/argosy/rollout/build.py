@@ -43,6 +43,7 @@ def options_of(config: Config, *, start_stale: bool = True) -> HfRolloutOptions:
         slot_count=service.slot_count,
         max_model_len=config.actor_rollout_ref.rollout.max_model_len or needed,
         prefill_token_budget=service.prefill_token_budget,
+        stream_interval_tokens=service.stream_interval_tokens,
         deterministic=config.argosy.deterministic,
         start_stale=start_stale,
         trust_remote_code=config.actor_rollout_ref.model.trust_remote_code,

@@ -67,6 +67,8 @@ class HfRolloutOptions:
     """Prompt tokens whose keys and values are kept for sharing; 0 shares only among samples admitted together."""
     deterministic: bool = False
     """Answer the calls of `generate` one after another, each admitted in sample-id order: bit for bit repeatable."""
+    stream_interval_tokens: int = 16
+    """Tokens of a sample between two runs that are told of it: what is lost at most when this server dies."""
     lineage: str = "main"
     """Lineage of the version that the model's own files are: step 0."""
     start_stale: bool = False
@@ -138,12 +140,13 @@ class HfRollout:
                     yield event
 
     async def generate_runs(
-        self, requests: Sequence[GenerateRequest], *, deadline_s: float, interval_tokens: int = 16
+        self, requests: Sequence[GenerateRequest], *, deadline_s: float, interval_tokens: int | None = None
     ) -> AsyncIterator[Event]:
-        """As `generate`, with a TokenRun of each sample every `interval_tokens` tokens in between (0: none). A sample's
-        last tokens come only in its Completion, which has all of them."""
+        """As `generate`, with a TokenRun of each sample every `interval_tokens` tokens in between (0: none; None: the
+        options' stream_interval_tokens). A sample's last tokens come only in its Completion, which has all of them."""
         mailbox = _Mailbox(asyncio.get_running_loop(), time.monotonic() + deadline_s)
-        waiting = await self._begin(requests, mailbox, interval_tokens)
+        interval = self._options.stream_interval_tokens if interval_tokens is None else interval_tokens
+        waiting = await self._begin(requests, mailbox, interval)
         try:
             while waiting:
                 event = await mailbox.get(waiting)

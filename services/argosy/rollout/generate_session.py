@@ -33,7 +33,7 @@ ABORT_DEADLINE_S = 10.0
 class GenerateSession:
     """One client's stream. Memory is bounded by the samples that the core has taken in."""
 
-    def __init__(self, core: ServedRollout, gate: Gate, stream_deadline_s: float, interval_tokens: int) -> None:
+    def __init__(self, core: ServedRollout, gate: Gate, stream_deadline_s: float, interval_tokens: int | None) -> None:
         self._core = core
         self._gate = gate
         self._stream_deadline_s = stream_deadline_s

@@ -15,9 +15,9 @@ class ServedRollout(Rollout, Protocol):
     """A core behind the gRPC servicer, whatever its engine."""
 
     def generate_runs(
-        self, requests: Sequence[GenerateRequest], *, deadline_s: float, interval_tokens: int = 16
+        self, requests: Sequence[GenerateRequest], *, deadline_s: float, interval_tokens: int | None = None
     ) -> AsyncIterator[Event]:
-        """As `generate`, and in between a TokenRun of each sample every `interval_tokens` tokens.
+        """As `generate`, and in between a TokenRun of each sample every `interval_tokens` (None: the core's own).
 
         Closing the iterator ends the samples that are unfinished.
         """

@@ -33,7 +33,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class RolloutServicer(rollout_service_pb2_grpc.RolloutServiceServicer):
     """Thin: the core does the work, the gate fences and remembers answers."""
 
-    def __init__(self, core: ServedRollout, gate: Gate, interval_tokens: int, options: RpcOptions | None) -> None:
+    def __init__(
+        self, core: ServedRollout, gate: Gate, interval_tokens: int | None, options: RpcOptions | None
+    ) -> None:
         self._core = core
         self._gate = gate
         self._interval_tokens = interval_tokens
@@ -161,13 +163,14 @@ def add_to_server(
     server: grpc.aio.Server,
     gate: Gate,
     *,
-    interval_tokens: int = 16,
+    interval_tokens: int | None = None,
     options: RpcOptions | None = None,
 ) -> list[str]:
     """Serve a rollout core, and the weights that it holds; returns the full service names.
 
     Args:
-        interval_tokens: Tokens of a sample between two messages: what is lost at most when this server dies.
+        interval_tokens: Tokens of a sample between two messages: what is lost at most when this server
+            dies. None: what the core's options say.
         options: Of the connections from which weights are pulled.
     """
     servicer = RolloutServicer(core, gate, interval_tokens, options)
