@@ -141,6 +141,7 @@ async def test_abort_ends_the_named_samples_with_what_they_have(form: Form, roll
     await until(rollout, lambda status: status.generated_token_count > 20)
     assert await rollout.abort([long[0].key, long[2].key, "train:e9-p9-k9-a9"], mutation()) == 2
     assert await rollout.abort([long[0].key], mutation()) == 0
+    assert await rollout.abort([], mutation()) == 0
     assert await rollout.abort(None, mutation()) == 2
     for completion in (await task).values():
         assert completion.finish_reason is FinishReason.ABORTED
@@ -216,6 +217,32 @@ async def test_a_cancelled_caller_ends_its_samples(form: Form, rollout_core: Any
         await task
     assert len((await other)["train:e0-p5-k0-a0"].token_ids) == 150
     await until(rollout, lambda status: status.running_count == 0)
+
+
+async def test_callers_that_come_and_go_disturb_nobody(form: Form, rollout_core: Any) -> None:
+    """Calls end early, are cancelled, and ask for the same samples again; those that stay get what they would alone."""
+    rollout = await form.rollout(rollout_core)
+    draw = random.Random(11)
+    expected = await collect(rollout, [request(position, k) for position in range(8) for k in range(3)])
+
+    async def caller(position: int) -> None:
+        asked = [request(position, k) for k in range(3)]
+        for _ in range(draw.randrange(4)):
+            stream: Any = rollout.generate(asked, deadline_s=DEADLINE_S)
+            if draw.random() < 0.5:
+                for _ in range(draw.randrange(3)):
+                    await anext(stream)
+                await stream.aclose()
+            else:
+                task = asyncio.create_task(collect(rollout, [request(position, k, purpose="val") for k in range(3)]))
+                await asyncio.sleep(draw.random() / 100)
+                task.cancel()
+                await asyncio.wait([task])
+        found = await collect(rollout, asked)
+        assert all(found[one.key].token_ids == expected[one.key].token_ids for one in asked)
+
+    await asyncio.gather(*(caller(position) for position in range(8)))
+    await until(rollout, lambda status: status.running_count + status.waiting_count == 0)
 
 
 async def test_the_status_tells_slots_version_and_context(form: Form, rollout_core: Any) -> None:
