@@ -11,13 +11,12 @@ from google.protobuf.message import Message
 from argosy.api.common.v1.context_pb2 import ResponseContext
 from argosy.api.rollout.v1 import generate_pb2, rollout_service_pb2_grpc
 from argosy.api.rollout.v1 import rollout_service_pb2 as pb
-from argosy.rollout.generate_session import GenerateSession
-from argosy.rollout.role import ServedRollout
 from argosy.rpc import weights_service
 from argosy.rpc.clients.weights import GrpcWeightSource
 from argosy.rpc.codec.common import manifest_from_pb, version_to_pb
 from argosy.rpc.codec.rollout import PAUSE_MODES, key_from_pb, rollout_status_to_pb
 from argosy.rpc.gate import Gate
+from argosy.rpc.generate_session import GenerateSession, ServedRollout
 from argosy.rpc.options import RpcOptions
 from argosy.types.errors import InvalidInputError
 from argosy.types.records import Mutation

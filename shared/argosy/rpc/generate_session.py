@@ -8,18 +8,18 @@ import logging
 import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import cast
+from typing import Protocol, cast
 
 from argosy.api.rollout.v1 import generate_pb2 as pb
-from argosy.rollout.engines.events import Event, TokenRun
-from argosy.rollout.role import ServedRollout
-from argosy.rpc.codec.common import duration_from_pb, sample_id_to_pb
+from argosy.roles.rollout import Rollout
+from argosy.roles.weights import WeightSource
+from argosy.rpc.codec.common import duration_from_pb
 from argosy.rpc.codec.rollout import FINISH_REASONS, generated_to_pb, key_from_pb, refusal_to_pb, sample_request_from_pb
 from argosy.rpc.errors import as_argosy_error
 from argosy.rpc.gate import Gate
 from argosy.types.errors import InternalError, InvalidInputError, OverloadedError
-from argosy.types.ids import PolicyVersion
-from argosy.types.records import Completion, Generated, Mutation, VersionRun
+from argosy.types.ids import PolicyVersion, SampleId
+from argosy.types.records import Completion, Generated, GenerateRequest, Mutation, VersionRun
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,6 +28,57 @@ MAX_ADDS = 1024
 MAX_RESPONSE_BYTES = 1 << 20
 """Messages are cut at about this size."""
 ABORT_DEADLINE_S = 10.0
+
+
+class TokenRun(Protocol):
+    """What a core tells of a sample that still runs."""
+
+    @property
+    def sample_id(self) -> SampleId:
+        """Which sample."""
+        ...
+
+    @property
+    def purpose(self) -> str:
+        """As in its request."""
+        ...
+
+    @property
+    def offset(self) -> int:
+        """Index of the first token in the sample's output, tokens that came with the request included."""
+        ...
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens since the last run."""
+        ...
+
+    @property
+    def log_probs(self) -> tuple[float, ...]:
+        """Theirs."""
+        ...
+
+    @property
+    def versions(self) -> tuple[VersionRun, ...]:
+        """Run lengths over these tokens."""
+        ...
+
+
+class ServedRollout(Rollout, Protocol):
+    """What a rollout core offers to its servicer beyond the role, whatever its engine."""
+
+    def generate_runs(
+        self, requests: Sequence[GenerateRequest], *, deadline_s: float, interval_tokens: int | None = None
+    ) -> AsyncIterator[TokenRun | Completion]:
+        """As `generate`, and in between a TokenRun of each sample every `interval_tokens` (None: the core's own).
+
+        Closing the iterator ends the samples that are unfinished.
+        """
+        ...
+
+    def weight_source(self) -> WeightSource:
+        """The weights that it holds, for a newcomer."""
+        ...
 
 
 class GenerateSession:
@@ -107,42 +158,35 @@ class GenerateSession:
         self._in_flight |= {request.key: len(request.generated.token_ids) for request in requests}
         events = self._core.generate_runs(requests, deadline_s=deadline_s, interval_tokens=self._interval_tokens)
         try:
-            async with contextlib.aclosing(cast("AsyncGenerator[Event, None]", events)):
+            async with contextlib.aclosing(cast("AsyncGenerator[TokenRun | Completion, None]", events)):
                 async for event in events:
-                    if isinstance(event, TokenRun):
-                        self._tell_run(event)
+                    key = f"{event.purpose}:{event.sample_id}"
+                    if isinstance(event, Completion):
+                        self._finish(event, key, unfinished.pop(key))
                     else:
-                        self._finish(event)
-                        del unfinished[f"{event.purpose}:{event.sample_id}"]
+                        run = Generated(event.token_ids, event.log_probs, event.versions)
+                        self._tell_run(key, unfinished[key], event.offset, run)
         finally:
             for key in unfinished:
                 self._in_flight.pop(key, None)
 
-    def _tell_run(self, run: TokenRun) -> None:
-        if not run.token_ids:
-            return
-        self._in_flight[run.key] = run.offset + len(run.token_ids)
-        key = pb.SampleKey(purpose=run.purpose, sample_id=sample_id_to_pb(run.sample_id))
-        tokens = generated_to_pb(Generated(run.token_ids, run.log_probs, run.versions))
-        self._tell(pb.TokenRun(key=key, offset=run.offset, tokens=tokens))
+    def _tell_run(self, key: str, key_message: pb.SampleKey, offset: int, tokens: Generated) -> None:
+        if tokens.token_ids:
+            self._in_flight[key] = offset + len(tokens.token_ids)
+            self._tell(pb.TokenRun(key=key_message, offset=offset, tokens=generated_to_pb(tokens)))
 
-    def _finish(self, completion: Completion) -> None:
-        key = f"{completion.purpose}:{completion.sample_id}"
+    def _finish(self, completion: Completion, key: str, key_message: pb.SampleKey) -> None:
         told = self._in_flight[key]
-        self._tell_run(
-            TokenRun(
-                completion.sample_id,
-                completion.purpose,
-                told,
-                completion.token_ids[told:],
-                completion.log_probs[told:],
-                tuple(versions_after(completion.versions, told)),
-            )
+        rest = Generated(
+            completion.token_ids[told:],
+            completion.log_probs[told:],
+            tuple(versions_after(completion.versions, told)),
         )
+        self._tell_run(key, key_message, told, rest)
         del self._in_flight[key]
         self._tell(
             pb.FinishedSample(
-                key=pb.SampleKey(purpose=completion.purpose, sample_id=sample_id_to_pb(completion.sample_id)),
+                key=key_message,
                 finish_reason=FINISH_REASONS[completion.finish_reason],
                 token_count=len(completion.token_ids),
                 text=completion.text,
