@@ -17,7 +17,7 @@ def build(config: Config) -> Any:
     return build_core(config)
 
 
-def add_to_server(core: Any, server: Any, gate: Any) -> list[str]:
+def add_to_server(core: Any, server: Any, gate: Any, config: Config) -> list[str]:
     """Put the reward servicers on the gRPC server."""
     from argosy.reward.service import add_to_server as add
 

@@ -17,11 +17,18 @@ def build(config: Config) -> Any:
     return build_core(config)
 
 
-def add_to_server(core: Any, server: Any, gate: Any) -> list[str]:
+def add_to_server(core: Any, server: Any, gate: Any, config: Config) -> list[str]:
     """Put the rollout servicers on the gRPC server."""
     from argosy.rollout.service import add_to_server as add
+    from argosy.rpc.options import RpcOptions
 
-    return add(core, server, gate)
+    return add(
+        core,
+        server,
+        gate,
+        interval_tokens=config.argosy.rollout.stream_interval_tokens,
+        options=RpcOptions(max_message_bytes=config.argosy.rpc.max_message_bytes),
+    )
 
 
 SERVICE = Service(

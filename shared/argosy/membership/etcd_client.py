@@ -135,6 +135,7 @@ class EtcdClient:
         # etcd3 would log in while it is built, and refuses token credentials on plaintext: we do it ourselves, lazily.
         self._auth = self.pb.AuthStub(self._client.channel)
         self._token: str | None = None
+        self._closed = False
         self._login_lock = threading.Lock()
 
     def range(self, key: str, *, prefix: bool = False) -> tuple[list[KeyValue], int]:
@@ -181,7 +182,12 @@ class EtcdClient:
     def open_watch(self, requests: Iterator[Any]) -> Any:
         """The bidirectional watch stream; the caller iterates and cancels it."""
         # hasleader: a server cut off from its cluster's majority ends the stream instead of going silent.
-        return self._watch.Watch(requests, metadata=(*self._metadata(), ("hasleader", "true")))
+        try:
+            return self._watch.Watch(requests, metadata=(*self._metadata(), ("hasleader", "true")))
+        except ValueError as error:
+            if not self._closed:
+                raise
+            raise UnavailableError("this etcd client is closed") from error
 
     def server_names(self) -> list[str]:
         """The names of the cluster's members, for telling our etcd from somebody else's on the same port."""
@@ -204,7 +210,8 @@ class EtcdClient:
                 raise unavailable(error, self.options.endpoints) from error
 
     def close(self) -> None:
-        """Close the channel; calls in flight end."""
+        """Close the channel; calls in flight end, later ones raise UnavailableError."""
+        self._closed = True
         self._client.close()
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
@@ -217,6 +224,11 @@ class EtcdClient:
         for attempt in range(tries + 1):
             try:
                 return method(request, self.options.timeout_s, metadata=self._metadata())
+            except ValueError as error:
+                if not self._closed:
+                    raise
+                # grpc says so when the channel was closed while another thread was about to call.
+                raise UnavailableError("this etcd client is closed") from error
             except grpc.RpcError as error:
                 if self.options.user is not None and not fresh_login and _is_auth_failure(error):
                     fresh_login = True  # tokens end with an etcd restart; the call was not executed

@@ -56,8 +56,8 @@ class Service:
     """One sentence for --help."""
     build: Callable[[Config], Any]
     """Makes the core; runs in a thread, may take minutes."""
-    add_to_server: Callable[[Any, Any, Any], list[str]]
-    """(core, grpc.aio server, Gate) → full names of the services that were added."""
+    add_to_server: Callable[[Any, Any, Any, Config], list[str]]
+    """(core, grpc.aio server, Gate, Config) → full names of the services that were added."""
 
 
 def main(service: Service, argv: Sequence[str] | None = None) -> NoReturn:
@@ -177,7 +177,7 @@ class _Process:
             return 0  # stopped while loading
         # gRPC warns for each servicer that is added to a running server, but only its fast lookup needs them earlier.
         logging.getLogger("grpc._cython.cygrpc").setLevel(logging.ERROR)
-        names = self._service.add_to_server(self._core, server.server, server.gate)
+        names = self._service.add_to_server(self._core, server.server, server.gate, self._config)
         if hasattr(self._core, "start"):
             await self._core.start()
         run_id = self._config.argosy.run_id

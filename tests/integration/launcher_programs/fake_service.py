@@ -57,5 +57,5 @@ def build(config: Any) -> Core:
 
 if __name__ == "__main__":
     role = sys.argv[sys.argv.index("--member") + 1].partition("-")[0]
-    service = Service(role, "Does nothing.", build, lambda core, server, gate: [])
+    service = Service(role, "Does nothing.", build, lambda core, server, gate, config: [])
     main(service)

@@ -43,7 +43,8 @@ class StopSignals:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # After a signal the process is on its way out with its own exit code: more of them change nothing.
+            signal.signal(number, handler if self.number is None else signal.SIG_IGN)
 
     @property
     def exit_code(self) -> int:
