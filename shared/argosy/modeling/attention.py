@@ -70,9 +70,12 @@ def _rectangle(rows: list[Tensor], bucket: Tensor, scaling: float | None, slidin
     """Causal attention in one bucket [b, T]; returns [b·T, H, D]."""
     count, width = bucket.shape
     index = bucket.reshape(-1)
+    dtype = rows[0].dtype
+    # PyTorch's fused backward on CPUs is several times slower in bfloat16 than in float32 at these widths.
+    inner = torch.float32 if bucket.device.type == "cpu" and dtype == torch.bfloat16 else dtype
     # [N, H, D] → [b, H, T, D]
     query, key, value = (
-        tensor.index_select(0, index).view(count, width, tensor.shape[1], tensor.shape[2]).transpose(1, 2)
+        tensor.index_select(0, index).to(inner).view(count, width, tensor.shape[1], tensor.shape[2]).transpose(1, 2)
         for tensor in rows
     )
     mask = None
@@ -80,16 +83,17 @@ def _rectangle(rows: list[Tensor], bucket: Tensor, scaling: float | None, slidin
         steps = torch.arange(width, device=bucket.device)
         distance = steps[:, None] - steps[None, :]
         mask = (distance >= 0) & (distance < sliding_window)  # [T, T]
-    result = functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return result.transpose(1, 2).reshape(count * width, query.shape[1], value.shape[3])
+    with torch.autocast(bucket.device.type, enabled=False):
+        result = functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+    return result.transpose(1, 2).reshape(count * width, query.shape[1], value.shape[3]).to(dtype)
 
 
 def register_packed_attention() -> None:

@@ -103,7 +103,8 @@ class _ChunkedHead(torch.autograd.Function):
                 if want_entropy:
                     entropies[part] = log_total - weights.mul_(logits).sum(1) / total
         ctx.save_for_backward(hidden, weight, targets, normalizers, entropies)
-        ctx.settings = (temperature, chunk_tokens, compute_dtype, accumulate, want_entropy)
+        ctx.settings = (temperature, chunk_tokens, accumulate, want_entropy)
+        ctx.head = head  # a cast of the weight is made once for both directions
         ctx.mark_non_differentiable(squares)
         return log_probs, entropies, squares
 
@@ -111,11 +112,11 @@ class _ChunkedHead(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_log_probs, grad_entropies, _ = grads
         hidden, weight, targets, normalizers, entropies = ctx.saved_tensors
-        temperature, chunk_tokens, compute_dtype, accumulate, want_entropy = ctx.settings
+        temperature, chunk_tokens, accumulate, want_entropy = ctx.settings
+        head = ctx.head
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         with torch.autocast(hidden.device.type, enabled=False):
-            head = weight.to(compute_dtype)
             for start in range(0, len(targets), chunk_tokens):
                 part = slice(start, start + chunk_tokens)
                 states = hidden[part]
@@ -127,11 +128,11 @@ class _ChunkedHead(torch.autograd.Function):
                 else:
                     slope = log_pi.exp_().mul_(-grad_log_probs[part, None])
                 slope.scatter_add_(1, targets[part, None], grad_log_probs[part, None])
-                slope = slope.div_(temperature).to(compute_dtype)  # ∂loss/∂(h·Wᵀ), [C, V]
+                slope = slope.div_(temperature).to(head.dtype)  # ∂loss/∂(h·Wᵀ), [C, V]
                 if grad_hidden is not None:
                     grad_hidden[part] = slope @ head
                 if grad_weight is not None:
-                    _add_product(grad_weight, slope, states.to(compute_dtype))
+                    _add_product(grad_weight, slope, states.to(head.dtype))
         return grad_hidden, grad_weight, None, None, None, None, None, None
 
 
