@@ -261,6 +261,10 @@ class HfRollout:
             max_model_len=self._max_model_len,
         )
 
+    async def wait_failed(self) -> BaseException:
+        """Return when the engine can't work any more, with the reason."""
+        return await asyncio.shield(asyncio.wrap_future(self._engine.failed))
+
     async def close(self) -> None:
         """End what runs as aborted and stop the engine's thread."""
         await asyncio.to_thread(self._engine.close)

@@ -197,3 +197,25 @@ async def test_a_failing_step_fails_its_samples_and_not_the_server(
         assert "out of memory" in done[0].error
     done = await answers(rollout, [request(k) for k in range(3)])
     assert {c.finish_reason for c in done} == {FinishReason.LENGTH}
+
+
+async def test_the_death_of_the_engine_is_told(open_rollout: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    from argosy.rollout.engines.hf.engine import Engine
+
+    rollout = await open_rollout()
+    watching = asyncio.create_task(rollout.wait_failed())
+
+    def dies(self: Engine, error: Exception) -> None:
+        raise MemoryError("no room even to fail")
+
+    def broken(self: Engine) -> None:
+        raise RuntimeError("defect")
+
+    monkeypatch.setattr(Engine, "_fail_running", dies)
+    monkeypatch.setattr(Engine, "step", broken)
+    work = asyncio.create_task(answers(rollout, [request()]))
+    async with asyncio.timeout(20):
+        assert isinstance(await watching, MemoryError)
+    work.cancel()
+    with pytest.raises(UnavailableError):
+        await answers(rollout, [request(1)])

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -56,10 +56,12 @@ class Engine:
         self._prefill_token_budget = prefill_token_budget
         self._threads = threads
         self._settings: Settings | None = None
-        self._commands: deque[Callable[[], None]] = deque()
+        self._commands: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._wake = threading.Condition()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="argosy-rollout-engine", daemon=True)
+        self.failed: Future[BaseException] = Future()
+        """Done when the thread has died of a defect: then nothing is answered any more."""
+        self._thread = threading.Thread(target=self._main, name="argosy-rollout-engine", daemon=True)
 
     # --- from any thread ---------------------------------------------------------------------------------------------
 
@@ -70,21 +72,12 @@ class Engine:
     def call(self, function: Callable[[], _Result]) -> Future[_Result]:
         """Run `function` on the engine's thread between two steps."""
         future: Future[_Result] = Future()
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - it is the caller's: the future carries it there
-                future.set_exception(error)
-
         with self._wake:
             if self._closing:
                 future.cancel()
-                return future
-            self._commands.append(run)
-            self._wake.notify()
+            else:
+                self._commands.append((future, function))
+                self._wake.notify()
         return future
 
     @property
@@ -252,6 +245,18 @@ class Engine:
     def _has_work(self) -> bool:
         return not self.paused and self.version is not None and len(self.scheduler) > 0
 
+    def _main(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:  # noqa: BLE001 - the end of the thread: whoever watches `failed` learns of it
+            _LOG.critical("the rollout engine's thread has died", exc_info=error)
+            with self._wake:
+                self._closing = True
+                for future, _ in self._commands:
+                    future.cancel()
+                self._commands.clear()
+            self.failed.set_result(error)
+
     def _run(self) -> None:
         if self._threads > 0:
             # OpenMP's thread count belongs to the calling thread, so it is set here and not where the model was loaded.
@@ -262,8 +267,8 @@ class Engine:
                     self._wake.wait()
                 commands, closing = list(self._commands), self._closing
                 self._commands.clear()
-            for command in commands:
-                command()
+            for future, function in commands:
+                _answer(future, function)
             if closing:
                 self.abort(None)
                 return
@@ -272,3 +277,12 @@ class Engine:
                     self.step()
                 except Exception as error:  # noqa: BLE001 - every sample of the batch reports it, and the log has the trace
                     self._fail_running(error)
+
+
+def _answer(future: Future[Any], function: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function())
+    except BaseException as error:  # noqa: BLE001 - it is the caller's: the future carries it there
+        future.set_exception(error)
