@@ -113,6 +113,7 @@ def cache(capacity: int = 1000) -> SlotCache:
 def test_growth_keeps_what_is_there() -> None:
     slots = cache()
     prefix = torch.randn(2, 2, 200, 2, 4)
+    slots.reserve(200)
     slots.fill(1, prefix)
     slots.reserve(600)
     assert 600 <= slots.capacity <= 1000

@@ -219,7 +219,8 @@ class Engine:
         for (prefix, sample), entry in zip(owners.items(), entries, strict=True):
             # Only whole prompts are worth keeping: nobody shares a sampled answer.
             if not sample.token_ids:
-                self.prefixes.put(prefix, entry)
+                # A copy: a view would keep the whole pass alive, however little of it is wanted.
+                self.prefixes.put(prefix, entry.clone())
         return {prefix: (entry, sample) for (prefix, sample), entry in zip(owners.items(), entries, strict=True)}
 
     def _release(self, sample: Sample) -> None:

@@ -25,7 +25,7 @@ class SlotCache:
     ) -> None:
         self.slot_count = slot_count
         self._max_model_len = max_model_len
-        capacity = min(256, max_model_len)
+        capacity = min(_ROUNDING, max_model_len)
         self.data = torch.zeros(
             (2, layer_count, slot_count, capacity, kv_head_count, head_size), dtype=dtype, device=device
         )
