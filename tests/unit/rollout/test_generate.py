@@ -96,6 +96,17 @@ async def test_group_sharing_equals_separate_prefills(open_rollout: Open) -> Non
     assert all(c.cached_prompt_tokens == 0 for c in separate)
 
 
+async def test_a_kept_prompt_is_used_though_a_new_one_takes_its_place(tiny: Path, open_rollout: Open) -> None:
+    """Both prompts are admitted together, and the store has room for one: the old one must not be lost on the way."""
+    rollout = await open_rollout(prefix_token_budget=len(PROMPT))
+    await answers(rollout, [request(0)])
+    asked = [request(1), request(0, 1, PROMPT[1:])]
+    done = await answers(rollout, asked)
+    assert [c.cached_prompt_tokens for c in done] == [len(PROMPT) - 1, 0]
+    for one, completion in zip(asked, done, strict=True):
+        check_log_probs(tiny, one, completion)
+
+
 async def test_prompt_of_one_token(tiny: Path, open_rollout: Open) -> None:
     rollout = await open_rollout()
     asked = [request(k, prompt=(33,)) for k in range(2)]

@@ -193,35 +193,37 @@ class Engine:
         if not admitted:
             return
         self._settings = None
-        fresh = self._prefill_missing(admitted)
+        entries, owners = self._entries_for(admitted)
         self.runner.slots.reserve(max(len(sample.prefix) for sample in admitted) + 1)
         for sample in admitted:
             prefix = sample.prefix
             sample.cached = len(prefix)
             if not prefix:
                 continue
-            shared = self.prefixes.get(prefix)
-            entry = shared if shared is not None else fresh[prefix][0]
-            self.runner.slots.fill(sample.slot, entry)
-            if not (prefix in fresh and fresh[prefix][1] is sample):
+            self.runner.slots.fill(sample.slot, entries[prefix])
+            if owners.get(prefix) is not sample:
                 sample.cached_prompt_tokens = min(len(prefix), len(sample.request.prompt_ids))
-
-    def _prefill_missing(self, admitted: Sequence[Sample]) -> dict[Prefix, tuple[Tensor, Sample]]:
-        """Compute each distinct prefix that isn't kept once: its keys and values, and the sample that paid for it."""
-        owners: dict[Prefix, Sample] = {}
-        for sample in admitted:
-            prefix = sample.prefix
-            if prefix and self.prefixes.get(prefix) is None:
-                owners.setdefault(prefix, sample)
-        if not owners:
-            return {}
-        entries = self.runner.prefill(list(owners))
-        for (prefix, sample), entry in zip(owners.items(), entries, strict=True):
+        # Only now: keeping a new prompt may drop an old one that these samples still needed.
+        for prefix, sample in owners.items():
             # Only whole prompts are worth keeping: nobody shares a sampled answer.
             if not sample.token_ids:
                 # A copy: a view would keep the whole pass alive, however little of it is wanted.
-                self.prefixes.put(prefix, entry.clone())
-        return {prefix: (entry, sample) for (prefix, sample), entry in zip(owners.items(), entries, strict=True)}
+                self.prefixes.put(prefix, entries[prefix].clone())
+
+    def _entries_for(self, admitted: Sequence[Sample]) -> tuple[dict[Prefix, Tensor], dict[Prefix, Sample]]:
+        """Keys and values of every prefix, and the sample for which each missing one was computed, once."""
+        entries: dict[Prefix, Tensor] = {}
+        owners: dict[Prefix, Sample] = {}
+        for sample in admitted:
+            prefix = sample.prefix
+            kept = self.prefixes.get(prefix)
+            if kept is not None:
+                entries[prefix] = kept
+            elif prefix:
+                owners.setdefault(prefix, sample)
+        if owners:
+            entries |= zip(owners, self.runner.prefill(list(owners)), strict=True)
+        return entries, owners
 
     def _release(self, sample: Sample) -> None:
         slot = sample.slot
