@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from argosy.config import Config
 from argosy.modeling.loading import ModelSource
+from argosy.modeling.memory import keep_freed_memory
 from argosy.modeling.microbatch import MicroBatchLimit
 from argosy.reference.core import ReferenceModel, ReferenceOptions
 
 
 def build_core(cfg: Config) -> ReferenceModel:
     """Load the start model, frozen. Blocks for as long as that takes."""
+    keep_freed_memory()
     model, ref, service = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref.ref, cfg.argosy.reference
     by_sequences = ref.log_prob_micro_batch_size_per_gpu is not None and not ref.log_prob_use_dynamic_bsz
     return ReferenceModel(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argosy.config import Config
 from argosy.modeling.loading import ModelSource
+from argosy.modeling.memory import keep_freed_memory
 from argosy.modeling.microbatch import MicroBatchLimit
 from argosy.trainer.backends import make_backend
 from argosy.trainer.core import Trainer
@@ -14,6 +15,7 @@ from argosy.types.errors import ConfigError
 
 def build_core(cfg: Config) -> Trainer:
     """Load the model and make the optimizer. Blocks for as long as that takes."""
+    keep_freed_memory()
     return Trainer(options_from(cfg), make_backend)
 
 

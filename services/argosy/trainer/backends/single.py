@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.modeling.loading import load_causal_lm, resolve_dtype
+from argosy.modeling.memory import peak_memory_bytes
 from argosy.modeling.microbatch import plan_micro_batches
 from argosy.modeling.packed_model import PackedModel, token_places
 from argosy.modeling.packing import pack
@@ -160,8 +161,11 @@ class SingleProcessBackend:
         return self._hf_model
 
     def memory_metrics(self) -> dict[str, float]:
-        """Gigabytes (10⁹): of this process, and the GPU's peak where there is one."""
-        found = {"perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 1e9}
+        """Gigabytes (10⁹): of this process now and at its peak, and the GPU's peak where there is one."""
+        found = {
+            "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 1e9,
+            "perf/max_cpu_memory_used_gb": peak_memory_bytes() / 1e9,
+        }
         if self._model.device.type == "cuda":
             found["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated(self._model.device) / 1e9
         return found
