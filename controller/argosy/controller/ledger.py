@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from argosy.controller.files import explain_os_error, write_atomically
-from argosy.types.errors import ArgosyError, CorruptDataError
+from argosy.controller.files import write_atomically
+from argosy.types.errors import ArgosyError, CorruptDataError, storage_error
 from argosy.types.ids import SampleId
 from argosy.types.records import Abstained, Completion, Scored, ScoreResult
 
@@ -56,7 +56,7 @@ class Ledger:
             self._database = sqlite3.connect(folder / f"live-term{term}.sqlite", isolation_level=None)
         except (OSError, sqlite3.Error) as error:
             cause = error if isinstance(error, OSError) else OSError(str(error))
-            raise explain_os_error(cause, folder) from error
+            raise storage_error(cause, folder) from error
         self._database.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;" + _SCHEMA)
 
     def close(self) -> None:

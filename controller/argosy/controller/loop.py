@@ -27,7 +27,7 @@ from argosy.controller.metrics import batch_metrics, outcome_metrics, performanc
 from argosy.controller.recovery import CheckpointStore
 from argosy.controller.stages.advantage import add_advantages, build_batch, subtract_kl
 from argosy.controller.stages.prompt import make_requests, training_params
-from argosy.controller.stages.reference import add_log_probs
+from argosy.controller.stages.reference import add_log_probs, agreement_metrics
 from argosy.controller.stages.reward import RewardStage, check_failures
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.controller.stages.sync import publish_and_sync
@@ -210,6 +210,7 @@ class Controller:
                     await self.save()
         timing["step"] = time.perf_counter() - produced.started
         metrics |= performance_metrics(batch, timing) | self.ctx.counters
+        warn_of_disagreement(metrics, step)
         metrics |= {"training/global_step": float(step), "training/epoch": float(record.prompts[0].group.data_epoch)}
         self._observer.step_done(step, metrics, record)
         self._control.view.metrics = metrics
@@ -229,7 +230,9 @@ class Controller:
             batch, more = add_advantages(config, batch)
         data = config.data
         metrics |= more
-        metrics |= batch_metrics(batch, record.completions, data.max_response_length, data.max_prompt_length)
+        metrics |= agreement_metrics(batch) | batch_metrics(
+            batch, record.completions, data.max_response_length, data.max_prompt_length
+        )
         return batch, metrics
 
     async def _update(self, batch: TrajectoryBatch, step: int, timing: dict[str, float]) -> dict[str, float]:
@@ -316,6 +319,22 @@ def _kl_controller(ctx: RunContext) -> KLController:
     control = ctx.config.algorithm.kl_ctrl
     horizon = float(control.horizon) if control.type == "adaptive" else None
     return KLController(control.kl_coef, control.target_kl, horizon)
+
+
+DISAGREEMENT = 0.05
+"""Mean |π_trainer - π_rollout| above which a step is warned about: bfloat16 stays well below, stale weights don't."""
+
+
+def warn_of_disagreement(metrics: Mapping[str, float], step: int) -> None:
+    """The log-prob canary of every step: the engine and the trainer must mean the same distribution."""
+    mean = metrics.get("training/rollout_probs_diff_mean", 0.0)
+    if mean > DISAGREEMENT:
+        log.warning(
+            "step %d: rollout and trainer differ by %.3f in the mean probability of sampled tokens: look for weights "
+            "that did not arrive, another temperature, or different precision on the two sides",
+            step,
+            mean,
+        )
 
 
 def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

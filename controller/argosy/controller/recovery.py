@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from argosy.controller.files import explain_os_error, file_sha256, sync_folder, write_atomically
-from argosy.types.errors import ConfigError, CorruptDataError
+from argosy.controller.files import file_sha256, sync_folder, write_atomically
+from argosy.types.errors import ConfigError, CorruptDataError, storage_error
 
 MANIFEST = "manifest.json"
 STATE = "controller.json"
@@ -120,7 +120,7 @@ class CheckpointStore:
             shutil.rmtree(path, ignore_errors=True)
             (path / "actor").mkdir(parents=True)
         except OSError as error:
-            raise explain_os_error(error, path) from error
+            raise storage_error(error, path) from error
         return path
 
     def commit(self, step: int, run_id: str, working: Path, state: Mapping[str, Any]) -> Checkpoint:
@@ -146,7 +146,7 @@ class CheckpointStore:
                 working.rename(final)
             sync_folder(self._folder)
         except OSError as error:
-            raise explain_os_error(error, final) from error
+            raise storage_error(error, final) from error
         write_atomically(self._folder / LATEST, f"{step}\n".encode())
         self._prune(run_id, newest=step)
         return Checkpoint(final, step, run_id)

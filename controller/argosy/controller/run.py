@@ -21,7 +21,6 @@ from argosy.controller.context import RunContext
 from argosy.controller.control import RunControl
 from argosy.controller.data.prompts import PromptSource, load_prompts
 from argosy.controller.data.sampler import PromptSampler
-from argosy.controller.files import explain_os_error
 from argosy.controller.launch import StopSignals
 from argosy.controller.ledger import Ledger, LedgerCut, rewind
 from argosy.controller.loggers import build_loggers
@@ -33,7 +32,7 @@ from argosy.controller.report import RunReport, compare, held_out, write_report
 from argosy.controller.serving import serve_control
 from argosy.membership.interface import Leadership
 from argosy.telemetry.logs import PlainFormatter
-from argosy.types.errors import ArgosyError, ConfigError, FencedError
+from argosy.types.errors import ArgosyError, ConfigError, FencedError, storage_error
 from argosy.types.records import Prompt
 
 log = logging.getLogger(__name__)
@@ -220,7 +219,7 @@ def _make_folder(path: Path) -> None:
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
-        raise explain_os_error(error, path) from error
+        raise storage_error(error, path) from error
 
 
 def _new_run_id() -> str:

@@ -22,13 +22,7 @@ def add_to_server(core: Any, server: Any, gate: Any, config: Config) -> list[str
     from argosy.rollout.service import add_to_server as add
     from argosy.rpc.options import RpcOptions
 
-    return add(
-        core,
-        server,
-        gate,
-        interval_tokens=config.argosy.rollout.stream_interval_tokens,
-        options=RpcOptions(max_message_bytes=config.argosy.rpc.max_message_bytes),
-    )
+    return add(core, server, gate, options=RpcOptions(max_message_bytes=config.argosy.rpc.max_message_bytes))
 
 
 SERVICE = Service(

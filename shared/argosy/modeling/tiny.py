@@ -1,7 +1,7 @@
 """Tiny random models with a byte tokenizer: real Hugging Face folders that train and generate in seconds.
 
-For tests, smoke runs and `argosy model tiny`. Everything that works on them works on any causal LM, since only the sizes
-differ.
+For tests, smoke runs and `argosy model tiny`. Everything that works on them works on any causal LM, since only the
+sizes differ.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ REASONS: dict[str, tuple[type[errors.ArgosyError], grpc.StatusCode]] = {
     "WEIGHTS_REFUSED": (errors.WeightsRefusedError, grpc.StatusCode.FAILED_PRECONDITION),
     "STATE": (errors.StateError, grpc.StatusCode.FAILED_PRECONDITION),
     "CORRUPT_DATA": (errors.CorruptDataError, grpc.StatusCode.DATA_LOSS),
+    "STORAGE": (errors.StorageError, grpc.StatusCode.FAILED_PRECONDITION),
     "OVERLOADED": (errors.OverloadedError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     "MESSAGE_TOO_LARGE": (errors.MessageTooLargeError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     "DEADLINE": (errors.DeadlineError, grpc.StatusCode.DEADLINE_EXCEEDED),

@@ -9,6 +9,7 @@
     ├── WeightsRefusedError     a weight update does not fit the model; the old version goes on     FAILED_PRECONDITION
     ├── StateError              the service is not in a state that allows the call                  FAILED_PRECONDITION
     ├── CorruptDataError        a checksum or a size does not match                                 DATA_LOSS
+    ├── StorageError            a file can't be written: disk full, or not allowed                  FAILED_PRECONDITION
     ├── OverloadedError         a bounded queue is full; try again after `retry_after_s`            RESOURCE_EXHAUSTED
     ├── MessageTooLargeError    over the message limit; not retried                                 RESOURCE_EXHAUSTED
     ├── DeadlineError           the total deadline has passed                                       DEADLINE_EXCEEDED
@@ -64,6 +65,23 @@ class StateError(ArgosyError):
 
 class CorruptDataError(ArgosyError):
     """A checksum or a size does not match what was announced."""
+
+
+class StorageError(ArgosyError):
+    """A file can't be written: no space is left, or it is not allowed. What was written before is intact."""
+
+
+def storage_error(error: Exception, path: object) -> StorageError:
+    """What to tell about a failed write (OSError, or a library's own error for one)."""
+    text = str(error)
+    if any(words in text.lower() for words in ("no space", "quota", "file too large")):
+        return StorageError(
+            f"no space left while writing {path} ({text}): free some, or put the run elsewhere with "
+            "trainer.default_local_dir=…; resume continues from the last complete checkpoint"
+        )
+    if any(words in text.lower() for words in ("permission", "read-only", "not permitted")):
+        return StorageError(f"not allowed to write {path} ({text}): choose another trainer.default_local_dir")
+    return StorageError(f"could not write {path}: {text}")
 
 
 class OverloadedError(ArgosyError):

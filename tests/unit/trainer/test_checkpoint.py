@@ -18,7 +18,7 @@ from argosy.trainer import checkpoint
 from argosy.trainer.core import Trainer
 from argosy.trainer.options import OptimizerOptions
 from argosy.trainer.schedule import Schedule
-from argosy.types.errors import CorruptDataError, InvalidInputError, NotFoundError
+from argosy.types.errors import CorruptDataError, InvalidInputError, NotFoundError, StorageError
 from argosy.types.records import LossConfig, UpdateConfig
 from support.training import grouped_batch, mutation, with_own_log_probs
 
@@ -256,7 +256,7 @@ async def test_a_failed_save_leaves_the_old_checkpoint_and_no_litter(
 
     trainer = make_trainer()
     monkeypatch.setattr(safetensors.torch, "save_file", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(StorageError, match="no space left"):
         await trainer.save_checkpoint(str(saved), mutation(0))
     monkeypatch.undo()
     assert names_in(saved) == sorted(checkpoint.FILES)

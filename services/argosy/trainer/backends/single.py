@@ -10,6 +10,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from argosy.algorithms.agreement import rollout_agreement
 from argosy.modeling.loading import load_causal_lm, resolve_dtype
 from argosy.modeling.memory import peak_memory_bytes
 from argosy.modeling.microbatch import plan_micro_batches
@@ -63,11 +64,12 @@ class SingleProcessBackend:
         batch = batch.select(rows_with_gradient(batch, loss))
         computed = float(batch.ragged("response_mask").values.sum())
         totals: dict[str, float] = {}
+        agreement = _Agreement()
         limit = self._options.update_limit
         for rows in plan_micro_batches(batch.ragged("prompt_ids"), batch.ragged("response_ids"), limit):
-            for name, value in self._micro_batch(batch, rows, loss, normalizer, trained / computed).items():
+            for name, value in self._micro_batch(batch, rows, loss, normalizer, trained / computed, agreement).items():
                 totals[name] = totals.get(name, 0.0) + value
-        return totals
+        return totals | agreement.metrics()
 
     def _micro_batch(
         self,
@@ -76,6 +78,7 @@ class SingleProcessBackend:
         loss: LossConfig,
         normalizer: GlobalNormalizer,
         token_weight: float,
+        agreement: _Agreement,
     ) -> dict[str, float]:
         """Forward and backward of some rows; returns their shares of the metrics.
 
@@ -90,6 +93,7 @@ class SingleProcessBackend:
         )
         columns = _token_columns(batch, rows, loss, device)
         result = objective(stats, columns, packed.owner, packed.sequence_count, loss, normalizer)
+        agreement.add(batch, rows, columns, stats.log_probs.detach())
         result.loss.backward()  # type: ignore[no-untyped-call]
         shares = {name: float(value) for name, value in result.metrics.items()}
         scale = token_weight / max(normalizer.token_count, 1.0)
@@ -169,6 +173,33 @@ class SingleProcessBackend:
         if self._model.device.type == "cuda":
             found["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated(self._model.device) / 1e9
         return found
+
+
+class _Agreement:
+    """Collects what the rollout reported and what the trainer computes, while both mean the same weights.
+
+    That is so only in the first pass over fresh samples, when there are no separate old log-probs; otherwise the
+    controller compares those.
+    """
+
+    def __init__(self) -> None:
+        self._trainer: list[Tensor] = []
+        self._rollout: list[np.ndarray[Any, Any]] = []
+
+    def add(self, batch: TrajectoryBatch, rows: np.ndarray[Any, Any], columns: TokenColumns, log_probs: Tensor) -> None:
+        """One micro-batch: `log_probs` are of its response tokens, in the rows' order."""
+        if columns.old_log_probs is not None or not batch.has("rollout_log_probs"):
+            return
+        trained = (columns.mask > 0).cpu()
+        places = token_places(batch.ragged("response_ids"), rows)
+        self._trainer.append(log_probs.float().cpu()[trained])
+        self._rollout.append(batch.ragged("rollout_log_probs").values[places][trained.numpy()])
+
+    def metrics(self) -> dict[str, float]:
+        """training/rollout_probs_diff_* and the correlation; empty if nothing was collected."""
+        if not self._trainer:
+            return {}
+        return rollout_agreement(torch.cat(self._trainer).numpy(), np.concatenate(self._rollout))
 
 
 def _token_columns(
