@@ -46,5 +46,6 @@ def options_of(config: Config, *, start_stale: bool = True) -> HfRolloutOptions:
         stream_interval_tokens=service.stream_interval_tokens,
         deterministic=config.argosy.deterministic,
         start_stale=start_stale,
+        override_config=config.actor_rollout_ref.model.override_config,
         trust_remote_code=config.actor_rollout_ref.model.trust_remote_code,
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import TypeVar, cast
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 from argosy.roles.weights import WeightSource
 from argosy.rollout.engines.events import Event
@@ -75,6 +75,8 @@ class HfRolloutOptions:
     """Answer nothing until a weight update has come (a newcomer to a run: case D11)."""
     trust_remote_code: bool = False
     """Let the model's folder run its own code."""
+    override_config: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the model's config to change, as trainer and reference do."""
 
 
 class HfRollout:
@@ -100,6 +102,7 @@ class HfRollout:
             dtype=options.dtype,
             device=options.device,
             trust_remote_code=options.trust_remote_code,
+            override_config=options.override_config,
         )
         probe = Probe.of(module)
         self._model = adopt(module)

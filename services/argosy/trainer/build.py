@@ -30,6 +30,8 @@ def options_from(cfg: Config) -> TrainerOptions:
             trust_remote_code=model.trust_remote_code,
             override_config=model.override_config,
         ),
+        tokenizer_path=model.tokenizer_path,
+        chat_template=model.custom_chat_template,
         compute_dtype=actor.fsdp_config.dtype,
         gradient_checkpointing=model.enable_gradient_checkpointing,
         log_prob_chunk_tokens=service.log_prob_chunk_tokens,

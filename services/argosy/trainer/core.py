@@ -267,7 +267,9 @@ class Trainer:
         """Write the weights as a Hugging Face model folder with tokenizer and chat template."""
 
         def compute() -> Sequence[str]:
-            return export_hf(self._backend.model_for_export(), self._options.model.path, Path(path))
+            options = self._options
+            source = options.tokenizer_path or options.model.path
+            return export_hf(self._backend.model_for_export(), source, Path(path), options.chat_template)
 
         return await self._mutate("export_hf", ctx, compute)
 

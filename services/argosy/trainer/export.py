@@ -25,15 +25,16 @@ TOKENIZER_FILES = (
 """Copied byte for byte: loading and saving a tokenizer could change it."""
 
 
-def export_hf(model: Any, source: str, folder: Path) -> list[str]:
+def export_hf(model: Any, source: str, folder: Path, chat_template: str | None = None) -> list[str]:
     """Write config, generation config, weights and tokenizer; returns the files' relative names.
 
     The folder is built beside its place and moved there, so that it is never half there; an older export is replaced.
 
     Args:
         model: A transformers PreTrainedModel.
-        source: Folder or hub name that the model was loaded from.
+        source: Folder or hub name that the tokenizer was loaded from (usually the model's own).
         folder: Where to.
+        chat_template: Jinja source that the run used in place of the tokenizer's own.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -42,6 +43,8 @@ def export_hf(model: Any, source: str, folder: Path) -> list[str]:
         model.save_pretrained(partial)
         for path in tokenizer_files(source):
             shutil.copyfile(path, partial / path.name)
+        if chat_template is not None:
+            (partial / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
         names = sorted(path.name for path in partial.iterdir())
         for name in names:
             sync_file(partial / name)

@@ -30,6 +30,10 @@ class TrainerOptions:
 
     model: ModelSource
     """Parameters are held in float32 (master weights, case E7), whatever compute_dtype is."""
+    tokenizer_path: str | None = None
+    """Whose tokenizer goes into an export; None: the model folder's."""
+    chat_template: str | None = None
+    """Jinja source that goes into an export in place of the tokenizer's own."""
     backend: str = "single"
     """A key of `argosy.trainer.backends.BACKENDS`."""
     compute_dtype: str = "float32"

@@ -196,7 +196,7 @@ def _tokenizer_of(cfg: Config) -> TextTokenizer:
     return load_tokenizer(
         model.tokenizer_path or model.path,
         chat_template=model.custom_chat_template,
-        trust_remote_code=model.trust_remote_code,
+        trust_remote_code=model.trust_remote_code or cfg.data.trust_remote_code,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,12 @@ class LoadedModel:
 
 
 def load_module(
-    path: str, *, dtype: str = "float32", device: str = "auto", trust_remote_code: bool = False
+    path: str,
+    *,
+    dtype: str = "float32",
+    device: str = "auto",
+    trust_remote_code: bool = False,
+    override_config: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """Load a Hugging Face folder or hub name, not yet routed through the engine (`adopt`).
 
@@ -50,6 +56,7 @@ def load_module(
         dtype: "float32", "bfloat16" or "float16".
         device: "cpu", "cuda", "cuda:N", or "auto": a GPU if there is one.
         trust_remote_code: Let the folder run its own code.
+        override_config: Keys of the model's config to change, as the trainer does.
 
     Raises:
         InvalidInputError: no such model, dtype or device, or a model with layers that this engine can't run.
@@ -71,6 +78,7 @@ def load_module(
             str(Path(path).expanduser()) if _looks_local(path) else path,
             dtype=_DTYPES[dtype],
             trust_remote_code=trust_remote_code,
+            **{key: value for key, value in (override_config or {}).items() if key != "attn_implementation"},
         )
     except (OSError, ValueError, KeyError) as error:
         raise InvalidInputError(f"the model {path} can't be loaded: {error}") from error
