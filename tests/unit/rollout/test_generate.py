@@ -198,6 +198,13 @@ async def test_c3_ids_are_those_that_were_sampled(tiny: Path, open_rollout: Open
         ({"generated": Generated((4,), (-1.0,), ())}, "generated.versions"),
         ({"generated": Generated((999,), (-1.0,), (VersionRun(PolicyVersion("m", 0, ""), 1),))}, "holds 999"),
         ({"generated": Generated((4,) * 13, (-1.0,) * 13, (VersionRun(PolicyVersion("m", 0, ""), 13),))}, "max_tokens"),
+        (
+            {
+                "prompt_ids": (5,) * 250,
+                "generated": Generated((4,) * 7, (-1.0,) * 7, (VersionRun(PolicyVersion("m", 0, ""), 7),)),
+            },
+            r"250 \+ 7 tokens, and the server's context holds 256",
+        ),
     ],
 )
 async def test_malformed_requests_are_refused(open_rollout: Open, changes: dict[str, Any], message: str) -> None:

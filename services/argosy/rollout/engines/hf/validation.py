@@ -12,7 +12,7 @@ def check_request(request: GenerateRequest, *, vocab_size: int, max_model_len: i
     """Raise InvalidInputError that names the sample and the field."""
     problem = (
         _prompt_problem(request, vocab_size, max_model_len)
-        or _generated_problem(request, vocab_size)
+        or _generated_problem(request, vocab_size, max_model_len)
         or params_problem(request.params, vocab_size)
     )
     if problem:
@@ -27,7 +27,7 @@ def _prompt_problem(request: GenerateRequest, vocab_size: int, max_model_len: in
     return _ids_problem("prompt_ids", request.prompt_ids, vocab_size)
 
 
-def _generated_problem(request: GenerateRequest, vocab_size: int) -> str:
+def _generated_problem(request: GenerateRequest, vocab_size: int, max_model_len: int) -> str:
     generated = request.generated
     count = len(generated.token_ids)
     if len(generated.log_probs) != count:
@@ -36,6 +36,12 @@ def _generated_problem(request: GenerateRequest, vocab_size: int) -> str:
         return f"generated.versions covers {sum(run.token_count for run in generated.versions)} of {count} tokens"
     if count > request.params.max_tokens:
         return f"generated.token_ids has {count} tokens, more than max_tokens {request.params.max_tokens}"
+    prompt_count = len(request.prompt_ids)
+    if prompt_count + count > max_model_len:
+        return (
+            f"prompt_ids and generated.token_ids have {prompt_count} + {count} tokens, and the server's context holds "
+            f"{max_model_len}"
+        )
     return _ids_problem("generated.token_ids", generated.token_ids, vocab_size)
 
 
