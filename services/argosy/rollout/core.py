@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from argosy.roles.weights import WeightSource
 from argosy.rollout.engines.events import Event
@@ -39,6 +40,9 @@ from argosy.types.records import (
     WeightsManifest,
 )
 from argosy.weightsync import Snapshot, build_manifest, find_tied, shapes_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _Result = TypeVar("_Result")
 
@@ -115,6 +119,8 @@ class HfRollout:
         self._updates = WeightUpdates(shapes_of(state), self._tied, casts)
         self._manifest = None if options.start_stale else build_manifest(options.lineage, 0, state, self._tied)
         self._snapshot: Snapshot | None = None
+        self._swap: asyncio.Task[PolicyVersion] | None = None
+        """The last swap of weights, done or running."""
         self._keys: set[str] = set()
         self._draining = False
         self._engine = Engine(
@@ -170,8 +176,8 @@ class HfRollout:
         samples = [self._sample(request, mailbox, interval) for request in requests]
         keys = {sample.key for sample in samples}
         if len(keys) < len(samples) or keys & self._keys:
-            counts = [sample.key for sample in samples]
-            twice = next(key for key in counts if key in self._keys or counts.count(key) > 1)
+            counts = Counter(sample.key for sample in samples)
+            twice = next(key for key, count in counts.items() if count > 1 or key in self._keys)
             raise InvalidInputError(f"sample {twice} is in flight on this server already", field="sample_id")
         self._keys |= keys
         try:
@@ -279,8 +285,10 @@ class HfRollout:
         self._updates.init_transport(transport)
 
     async def start_weight_update(self, sync_id: str, manifest: WeightsManifest, ctx: Mutation) -> None:
-        """See the role."""
+        """See the role. StateError while another update is being swapped in: its bytes are still needed."""
         if self._updates.finished(sync_id) != manifest.version:
+            if self._swap is not None and not self._swap.done():
+                raise StateError("weights are being swapped in; start an update when finish_weight_update has answered")
             self._updates.start(sync_id, manifest)
 
     async def update_weights(self, sync_id: str, source: WeightSource, ctx: Mutation) -> None:
@@ -295,6 +303,12 @@ class HfRollout:
         if done is not None:
             return done
         tensors, manifest = self._updates.staged(sync_id)
+        if self._swap is None or self._swap.done():
+            self._swap = asyncio.create_task(self._swap_in(sync_id, tensors, manifest))
+        # Shielded: the engine goes on with a swap that it has begun, even if this caller gives up.
+        return await asyncio.shield(self._swap)
+
+    async def _swap_in(self, sync_id: str, tensors: Mapping[str, Tensor], manifest: WeightsManifest) -> PolicyVersion:
         self._manifest, self._snapshot = None, None
         await self._call(lambda: self._engine.swap_weights(tensors, manifest.version))
         self._manifest = manifest

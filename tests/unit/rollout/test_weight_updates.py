@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -271,6 +272,53 @@ async def test_a_new_sync_replaces_one_whose_sender_went_away(open_rollout: Open
     assert (await rollout.status()).version == version
     with pytest.raises(NotFoundError):
         await rollout.finish_weight_update("lost", CTX)
+
+
+async def test_no_other_update_starts_while_one_is_swapped_in(open_rollout: Open, tiny: Path, other: Path) -> None:
+    """The staged bytes are the next update's buffer: it must not be filled while the engine still copies from it."""
+    rollout = await open_rollout()
+    snapshot = snapshot_of(other)
+    await rollout.start_weight_update("s", snapshot.manifest, CTX)
+    await rollout.update_weights("s", snapshot, CTX)
+    engine_may_go = threading.Event()
+    rollout._engine.call(engine_may_go.wait)
+    finish = asyncio.create_task(rollout.finish_weight_update("s", CTX))
+    await asyncio.sleep(0)
+    following = snapshot_of(tiny, step=2)
+    with pytest.raises(StateError, match="being swapped in"):
+        await rollout.start_weight_update("next", following.manifest, CTX)
+    finish.cancel()  # a caller that gives up doesn't end the swap
+    with pytest.raises(asyncio.CancelledError):
+        await finish
+    with pytest.raises(StateError, match="being swapped in"):
+        await rollout.start_weight_update("next", following.manifest, CTX)
+    engine_may_go.set()
+    assert await rollout.finish_weight_update("s", CTX) == snapshot.manifest.version
+    check(other, (await answers(rollout, [request()]))[0])
+    assert await sync(rollout, following, "next") == following.manifest.version
+    check(tiny, (await answers(rollout, [request()]))[0])
+
+
+async def test_a_sync_begun_anew_does_not_take_the_bytes_of_the_old_one(
+    open_rollout: Open, tiny: Path, other: Path
+) -> None:
+    rollout = await open_rollout()
+    old, new = snapshot_of(tiny, step=3), snapshot_of(other)
+    await rollout.start_weight_update("s", old.manifest, CTX)
+
+    class Slow(Faulty):
+        async def stream_weights(
+            self, version: PolicyVersion, names: tuple[str, ...] = ()
+        ) -> AsyncIterator[WeightChunk]:
+            async for chunk in old.stream_weights(version, names):
+                yield chunk
+            await rollout.start_weight_update("s", new.manifest, CTX)
+
+    with pytest.raises(StateError, match="replaced"):
+        await rollout.update_weights("s", Slow(old, ""), CTX)
+    await rollout.update_weights("s", new, CTX)
+    assert await rollout.finish_weight_update("s", CTX) == new.manifest.version
+    check(other, (await answers(rollout, [request()]))[0])
 
 
 async def test_a_server_passes_its_weights_on(open_rollout: Open, other: Path) -> None:

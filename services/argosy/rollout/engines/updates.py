@@ -69,7 +69,7 @@ class WeightUpdates:
         self._spare = staging
         await receive(source, manifest, staging, deadline_s)
         staging.finish()
-        if self._sync_id != sync_id:
+        if self._manifest is not manifest:
             raise StateError(f"weight update {sync_id!r} was replaced by {self._sync_id!r} while it came in")
         self._staging, self._complete = staging, True
 
