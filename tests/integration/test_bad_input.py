@@ -106,6 +106,7 @@ def test_reward_function_that_fails_stops_the_run(
     code, err = attempt(f"custom_reward_function.path={path}")
     assert code == 1
     assert "could not be judged" in err
+    assert "Traceback" not in err
     assert expected in err.lower()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,3 +113,92 @@ def test_h9_learning_rate_zero_shows(toy_job: ToyJob) -> None:
     shares = {name: value for name, value in row.items() if "changed" in name}
     assert shares
     assert set(shares.values()) == {0.0}
+
+
+def test_an_interrupted_run_without_a_checkpoint_starts_again(
+    toy_job: ToyJob, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sample ids are places in the data: what an earlier life had drawn must not count as drawn twice."""
+    from argosy.controller import loop
+    from argosy.controller.loop import add_advantages
+
+    calls = []
+
+    def failing(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError("pulled the plug")
+        return add_advantages(*args)
+
+    monkeypatch.setattr(loop, "add_advantages", failing)
+    assert train(toy_job, "plug", "trainer.total_training_steps=4") == 1
+    monkeypatch.undo()
+    assert train(toy_job, "plug", "trainer.total_training_steps=4") == 0
+    assert toy_job.trained("plug") == toy_job.trained("four")
+
+
+def test_resume_path_of_another_folder_starts_a_run_of_its_own(toy_job: ToyJob, finished: Path) -> None:
+    code = train(
+        toy_job, "fork", "trainer.total_training_steps=4",
+        "trainer.resume_mode=resume_path", f"trainer.resume_from_path={finished}/global_step_2",
+    )  # fmt: skip
+    assert code == 0
+    assert toy_job.trained("fork") == toy_job.trained("four")[2:]
+    reports = [json.loads((toy_job.folder / run / "report.json").read_text()) for run in ("four", "fork")]
+    assert reports[0]["run_id"] != reports[1]["run_id"]
+    assert (finished / "global_step_4").exists()
+
+
+def test_held_out_steps_are_those_of_the_weights(toy_job: ToyJob) -> None:
+    code = train(
+        toy_job, "labels", "trainer.total_training_steps=3", "trainer.val_before_train=False", "trainer.test_freq=2"
+    )
+    assert code == 0
+    report = json.loads((toy_job.folder / "labels" / "report.json").read_text())
+    assert (report["before"]["step"], report["after"]["step"]) == (2, 3)
+
+
+def test_rewards_need_not_be_shares(toy_job: ToyJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None): return -2.5\n")
+    code = train(
+        toy_job, "negative", "trainer.total_training_steps=1", "trainer.test_freq=1",
+        f"custom_reward_function.path={reward}",
+    )  # fmt: skip
+    assert code == 0, capsys.readouterr().err
+    assert "-2.500" in capsys.readouterr().out
+
+
+def test_g11_validation_that_can_not_be_judged_is_a_failure(
+    toy_job: ToyJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text("def compute_score(*args, **kwargs): raise RuntimeError('verifier is down')\n")
+    code = train(toy_job, "unjudged", "trainer.val_only=True", f"custom_reward_function.path={reward}")
+    err = capsys.readouterr().err
+    assert code == 1
+    assert "verifier is down" in err
+    assert "Traceback" not in err
+
+
+def test_a_run_under_way_keeps_its_configuration(toy_job: ToyJob, finished: Path) -> None:
+    from argosy.controller.launch.lock import RunFolderLock
+
+    copied(toy_job, finished, "busy")
+    before = (toy_job.folder / "busy" / "config.yaml").read_bytes()
+    lock = RunFolderLock(toy_job.folder / "busy")
+    lock.acquire()
+    try:
+        assert train(toy_job, "busy", "trainer.total_training_steps=9") == 1
+    finally:
+        lock.release()
+    assert (toy_job.folder / "busy" / "config.yaml").read_bytes() == before
+
+
+def test_damaged_manifest_is_one_message(toy_job: ToyJob, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copied(toy_job, finished, "torn")
+    (toy_job.folder / "torn" / "global_step_4" / "manifest.json").write_text('{"step": 4, "fil')
+    assert train(toy_job, "torn", "trainer.total_training_steps=6") != 0
+    err = capsys.readouterr().err
+    assert "manifest.json can't be read" in err
+    assert "Traceback" not in err

@@ -50,27 +50,14 @@ def train(args: argparse.Namespace) -> int:
 
     from argosy.config import load, validate
     from argosy.config.render import print_config
-    from argosy.controller.run import run_training, start_logging
-    from argosy.telemetry.traces import setup_from_settings
+    from argosy.controller.entry import run_training
 
     console = Console(stderr=args.json)
     config = load(args.overrides, args.config)
     validate(config)
     if not args.quiet_config:
         print_config(config, console)
-    start_logging(config, console)
-    telemetry = config.argosy.telemetry
-    traces = setup_from_settings(
-        "controller-0",
-        run_id=config.argosy.run_id or "",
-        run_dir=config.run_folder,
-        enabled=telemetry.enabled,
-        otlp_endpoint=telemetry.otlp_endpoint,
-    )
-    try:
-        report = run_training(config, console)
-    finally:
-        traces.shutdown()
+    report = run_training(config, console)
     if args.json:
         print(json.dumps(dataclasses.asdict(report)))
     return 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from argosy.config import Config
 from argosy.controller.ledger import Ledger
+from argosy.membership.interface import Membership
 from argosy.roles.policy import Policy
 from argosy.roles.reference import Reference
 from argosy.roles.reward import Reward
@@ -35,6 +36,7 @@ class RunContext:
     term: int
     services: Services
     ledger: Ledger
+    membership: Membership
     lineage: str = "l0"
     """Line of descent of the weights; a resume that abandons finished steps starts the next one."""
     counters: dict[str, float] = field(default_factory=dict)

@@ -51,10 +51,12 @@ class RunControl:
     async def get_run(self) -> RunStatus:
         """The run as it is now."""
         view = self.view
-        state = "stopping" if self.stop_requested and view.state == "running" else view.state
+        state = view.state
+        if state == "running":
+            state = "stopping" if self.stop_requested else "paused" if self.paused else state
         return RunStatus(
             view.run_id,
-            "paused" if self.paused else state,
+            state,
             view.step,
             view.total_steps,
             view.term,

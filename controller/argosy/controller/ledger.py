@@ -53,11 +53,12 @@ class Ledger:
         self._folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            for leftover in folder.glob("live-term*.sqlite*"):
+                leftover.unlink()  # of an earlier life: what it had finished is in the segments, the rest is drawn anew
             self._database = sqlite3.connect(folder / f"live-term{term}.sqlite", isolation_level=None)
+            self._database.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;" + _SCHEMA)
         except (OSError, sqlite3.Error) as error:
-            cause = error if isinstance(error, OSError) else OSError(str(error))
-            raise storage_error(cause, folder) from error
-        self._database.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;" + _SCHEMA)
+            raise storage_error(error, folder) from error
 
     def close(self) -> None:
         """Release the live tables; committed segments stay."""
@@ -141,13 +142,15 @@ class Ledger:
     def _many(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         if not rows:
             return
-        self._database.execute("BEGIN")
         try:
+            self._database.execute("BEGIN")
             changed = self._database.executemany(statement, rows).rowcount
+            self._database.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            raise storage_error(error, self._folder) from error
         except BaseException:
             self._database.execute("ROLLBACK")
             raise
-        self._database.execute("COMMIT")
         if changed != len(rows):
             raise LedgerError(
                 f"{len(rows) - changed} of {len(rows)} samples are not in the books: {statement.split()[0]}"

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from argosy.algorithms.kl_reward import KLController
+from argosy.config import Config
 from argosy.controller.context import RunContext
 from argosy.controller.control import RunControl
 from argosy.controller.data.sampler import PromptSampler
 from argosy.controller.ledger import LedgerCut
 from argosy.controller.metrics import batch_metrics, outcome_metrics, performance_metrics
-from argosy.controller.recovery import CheckpointStore
+from argosy.controller.recovery import CheckpointStore, publish_latest
 from argosy.controller.stages.advantage import add_advantages, build_batch, subtract_kl
 from argosy.controller.stages.prompt import make_requests, training_params
 from argosy.controller.stages.reference import add_log_probs, agreement_metrics
@@ -135,10 +136,8 @@ class Controller:
                 producing = tasks.create_task(self._produce(), name="produce")
                 training = tasks.create_task(self._train(), name="train")
                 training.add_done_callback(lambda _: producing.cancel())
-        except* asyncio.CancelledError:
-            raise
-        except* Exception as group:
-            raise first_cause(group) from group
+        except BaseExceptionGroup as group:
+            raise first_cause(group) from None
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
@@ -184,6 +183,8 @@ class Controller:
         while self.state.step < self._total_steps:
             produced = await self._queue.get()
             await self._train_step(produced)
+            if self.state.step == self._total_steps:
+                return
             await self._control.at_step_boundary(self.state.step)
             if self._control.stop_requested:
                 await self._finish_early()
@@ -210,7 +211,8 @@ class Controller:
                     await self.save()
         timing["step"] = time.perf_counter() - produced.started
         metrics |= performance_metrics(batch, timing) | self.ctx.counters
-        warn_of_disagreement(metrics, step)
+        if samples_from_the_full_distribution(self.ctx.config):
+            warn_of_disagreement(metrics, step)
         metrics |= {"training/global_step": float(step), "training/epoch": float(record.prompts[0].group.data_epoch)}
         self._observer.step_done(step, metrics, record)
         self._control.view.metrics = metrics
@@ -243,9 +245,9 @@ class Controller:
 
     def _account(self, batch: TrajectoryBatch, record: StepRecord, step: int) -> None:
         """Enter what became of every sample of the step."""
-        judged = [sample for sample, outcome in record.outcomes.items() if isinstance(outcome, Scored)]
-        unjudged = [sample for sample in batch.sample_ids if sample not in set(judged)]
-        self.ctx.ledger.trained(judged, step)
+        judged = {sample for sample, outcome in record.outcomes.items() if isinstance(outcome, Scored)}
+        unjudged = [sample for sample in batch.sample_ids if sample not in judged]
+        self.ctx.ledger.trained(sorted(judged), step)
         self.ctx.ledger.dropped(unjudged, "not judged: its tokens were masked out")
 
     async def _sync(self) -> None:
@@ -257,7 +259,7 @@ class Controller:
     async def _validate(self) -> None:
         self._stage(self.state.step, "testing")
         with span("stage.validate", step=self.state.step):
-            result = await validate(self.ctx, self._rollout, self._held_out)
+            result = await validate(self.ctx, self._rollout, self._held_out, self.state.step)
         self.first_validation = self.first_validation or result
         self.last_validation = result
         self._observer.validated(self.state.step, result, self._held_out)
@@ -274,6 +276,7 @@ class Controller:
             checkpoint = await asyncio.to_thread(
                 self._store.commit, step, self.ctx.run_id, working, self.controller_state()
             )
+            await publish_latest(self.ctx, checkpoint.path.name)
         self._observer.checkpointed(step, checkpoint.path)
 
     def controller_state(self) -> dict[str, Any]:
@@ -323,6 +326,13 @@ def _kl_controller(ctx: RunContext) -> KLController:
 
 DISAGREEMENT = 0.05
 """Mean |π_trainer - π_rollout| above which a step is warned about: bfloat16 stays well below, stale weights don't."""
+
+
+def samples_from_the_full_distribution(config: Config) -> bool:
+    """Whether rollout log-probs are of the policy itself: filters and penalties change what is sampled from."""
+    rollout = config.actor_rollout_ref.rollout
+    filtered = rollout.top_p < 1 or rollout.top_k > 0 or config.argosy.rollout.min_p > 0
+    return rollout.do_sample and not filtered and rollout.repetition_penalty == 1
 
 
 def warn_of_disagreement(metrics: Mapping[str, float], step: int) -> None:

@@ -11,8 +11,8 @@ from argosy.controller.console import RunConsole
 from argosy.controller.dumps import write_dump
 from argosy.controller.loggers import MetricLogger
 from argosy.controller.loop import StepRecord
+from argosy.controller.report import held_out
 from argosy.controller.stages.validation import ValidationResult
-from argosy.controller.validation_metrics import wilson_interval
 from argosy.types.records import Prompt
 
 log = logging.getLogger(__name__)
@@ -48,16 +48,13 @@ class RunObserver:
         """Log a validation pass, and keep generations where asked."""
         for logger in self._loggers:
             logger.log(step, result.metrics)
-        scores = list(result.per_prompt.values())
-        low, high = wilson_interval(sum(scores), len(scores))
-        mean = sum(scores) / max(len(scores), 1)
-        self._console.note(
-            f"held-out at step {step}: {mean:.1%} of {len(scores)} prompts (95 % interval {low:.1%} to {high:.1%})"
-        )
+        moment = held_out(result)
+        if moment is not None:
+            self._console.note(f"held-out at step {step}: {moment.text()}")
         trainer = self._config.trainer
         if trainer.validation_data_dir:
             self._dump(Path(trainer.validation_data_dir), step, prompts, result, None)
-        elif trainer.log_val_generations > 0:
+        if trainer.log_val_generations > 0:
             self._dump(self._run_dir / "validation", step, prompts, result, trainer.log_val_generations)
 
     def checkpointed(self, step: int, path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,10 +95,12 @@ async def _in_process(config: Config, run_dir: Path) -> AsyncIterator[Placement]
     lock.acquire()
     async with AsyncExitStack() as stack:
         stack.callback(lock.release)
+        built: list[Any] = []
 
         async def build(role: str) -> Any:
             module, _, name = BUILDERS[role].partition(":")
             core = await asyncio.to_thread(getattr(importlib.import_module(module), name), config)
+            built.append(core)
             close = getattr(core, "close", None)
             if close is not None:
                 stack.push_async_callback(_close, close)
@@ -112,11 +114,30 @@ async def _in_process(config: Config, run_dir: Path) -> AsyncIterator[Placement]
         )
         membership = MemoryMembership()
         stack.push_async_callback(membership.close)
-        yield Placement(services, membership, _just_run)
+        watched = [core for core in built if hasattr(core, "wait_failed")]
+
+        async def race(work: Coroutine[Any, Any, Result]) -> Result:
+            return await _unless_failed(work, [core.wait_failed() for core in watched])
+
+        yield Placement(services, membership, race)
 
 
-async def _just_run(work: Coroutine[Any, Any, Result]) -> Result:
-    return await work
+async def _unless_failed(
+    work: Coroutine[Any, Any, Result], failures: Sequence[Coroutine[Any, Any, BaseException]]
+) -> Result:
+    """The result of the work; the first failure of a core ends it, as the death of a service would."""
+    working = asyncio.ensure_future(work)
+    failing = [asyncio.ensure_future(failure) for failure in failures]
+    try:
+        await asyncio.wait({working, *failing}, return_when=asyncio.FIRST_COMPLETED)
+        for failure in failing:
+            if failure.done():
+                raise failure.result()
+        return working.result()
+    finally:
+        for task in (working, *failing):
+            task.cancel()
+        await asyncio.gather(working, *failing, return_exceptions=True)
 
 
 async def _close(close: Callable[[], Any]) -> None:

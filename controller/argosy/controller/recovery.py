@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from argosy.controller.context import RunContext
 from argosy.controller.files import file_sha256, sync_folder, write_atomically
-from argosy.types.errors import ConfigError, CorruptDataError, storage_error
+from argosy.types.errors import ConfigError, CorruptDataError, FencedError, storage_error
 
 MANIFEST = "manifest.json"
 STATE = "controller.json"
@@ -83,6 +84,14 @@ def _file_fault(path: Path, entry: Mapping[str, Any]) -> str:
     return ""
 
 
+def _run_id_of(path: Path) -> str:
+    """Of a checkpoint's manifest; empty if the manifest is damaged, which `read_checkpoint` reports in full."""
+    try:
+        return str(json.loads((path / MANIFEST).read_text())["run_id"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
 class CheckpointStore:
     """The checkpoints of one run folder."""
 
@@ -96,8 +105,7 @@ class CheckpointStore:
         for path in self._folder.glob("global_step_*"):
             match = _FOLDER.match(path.name)
             if match and (path / MANIFEST).exists():
-                manifest = json.loads((path / MANIFEST).read_text())
-                found.append(Checkpoint(path, int(match.group(1)), str(manifest["run_id"])))
+                found.append(Checkpoint(path, int(match.group(1)), _run_id_of(path)))
         return sorted(found, key=lambda checkpoint: checkpoint.step)
 
     def latest(self) -> Checkpoint | None:
@@ -160,6 +168,22 @@ class CheckpointStore:
             shutil.rmtree(checkpoint.path, ignore_errors=True)
 
 
+LATEST_KEY = "latest_checkpoint"
+
+
+async def publish_latest(ctx: RunContext, name: str) -> None:
+    """Move the run's "latest checkpoint" in membership, by compare-and-swap under this term.
+
+    Raises FencedError when a newer leader has moved it: this one's checkpoint is not the run's.
+    """
+    membership = ctx.membership
+    current = await membership.get_state(ctx.run_id, LATEST_KEY)
+    revision = 0 if current is None else current.revision
+    swapped = await membership.compare_and_swap(ctx.run_id, LATEST_KEY, name, expected_revision=revision, term=ctx.term)
+    if swapped is None:
+        raise FencedError(f"another controller has published a checkpoint of run {ctx.run_id} meanwhile")
+
+
 def find_resume(store: CheckpointStore, mode: str, path: str | None, folder: Path) -> Checkpoint | None:
     """Which checkpoint to start from (case H5).
 
@@ -169,7 +193,7 @@ def find_resume(store: CheckpointStore, mode: str, path: str | None, folder: Pat
     if mode == "resume_path":
         if not path:
             raise ConfigError("trainer.resume_mode=resume_path needs trainer.resume_from_path=…/global_step_N")
-        return read_checkpoint(Path(path))
+        return read_checkpoint(Path(path).expanduser())
     if mode == "disable":
         if existing := store.complete():
             raise ConfigError(

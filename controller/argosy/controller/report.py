@@ -11,21 +11,29 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from argosy.controller.files import write_atomically
 from argosy.controller.loggers.jsonl import read_metrics
 from argosy.controller.plot import save_reward_curve, terminal_curve
 from argosy.controller.stages.validation import ValidationResult
-from argosy.controller.validation_metrics import paired_difference, wilson_interval
+from argosy.controller.validation_metrics import mean_interval, paired_difference
+from argosy.types.errors import storage_error
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Held-out accuracy of one moment, with its 95 % interval (Wilson)."""
+    """Held-out score of one moment, with its 95 % interval."""
 
     step: int
     mean: float
     low: float
     high: float
     prompt_count: int
+
+    def text(self) -> str:
+        """As a person reads it: shares as percentages, other scores as they are."""
+        show = "{:.1%}" if self.low >= 0 and self.high <= 1 else "{:.3f}"
+        mean, low, high = (show.format(value) for value in (self.mean, self.low, self.high))
+        return f"{mean}  [95 % interval {low} to {high}, {self.prompt_count} prompts]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +55,13 @@ class RunReport:
     """Half the width of its paired 95 % interval."""
 
 
-def held_out(step: int, result: ValidationResult | None) -> HeldOut | None:
+def held_out(result: ValidationResult | None) -> HeldOut | None:
     """Summarise a validation pass."""
     if result is None or not result.per_prompt:
         return None
     scores = list(result.per_prompt.values())
-    low, high = wilson_interval(sum(scores), len(scores))
-    return HeldOut(step, sum(scores) / len(scores), low, high, len(scores))
+    low, high = mean_interval(scores)
+    return HeldOut(result.step, sum(scores) / len(scores), low, high, len(scores))
 
 
 def compare(before: ValidationResult | None, after: ValidationResult | None) -> tuple[float | None, float | None]:
@@ -66,9 +74,13 @@ def compare(before: ValidationResult | None, after: ValidationResult | None) -> 
 def write_report(report: RunReport, console: Console) -> None:
     """Save report.json and reward_curve.png in the run folder, and print the summary."""
     run_dir = Path(report.run_dir)
-    (run_dir / "report.json").write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
+    write_atomically(run_dir / "report.json", (json.dumps(asdict(report), indent=1) + "\n").encode())
     rows = read_metrics(run_dir / "metrics.jsonl")
-    drawn = save_reward_curve(rows, run_dir / "reward_curve.png")
+    picture = run_dir / "reward_curve.png"
+    try:
+        drawn = save_reward_curve(rows, picture)
+    except OSError as error:
+        raise storage_error(error, picture) from error
     if curve := terminal_curve(rows):
         console.print(Text.from_ansi(curve))
     console.print(_places(report, run_dir, drawn))
@@ -101,10 +113,7 @@ def _sentences(report: RunReport) -> list[str]:
     sentences = []
     for name, moment in (("before", report.before), ("after", report.after)):
         if moment is not None:
-            sentences.append(
-                f"held-out accuracy {name} (step {moment.step}): {moment.mean:.1%}"
-                f"  [95 % interval {moment.low:.1%} to {moment.high:.1%}, {moment.prompt_count} prompts]"
-            )
+            sentences.append(f"held-out accuracy {name} (step {moment.step}): {moment.text()}")
     if report.change is not None and report.change_half_width is not None:
         sentences.append(f"change on the same prompts: {report.change:+.1%} ± {report.change_half_width:.1%}")
     return sentences

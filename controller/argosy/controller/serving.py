@@ -8,27 +8,38 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from argosy.config import Config
 from argosy.controller import service
 from argosy.controller.control import RunControl
 from argosy.controller.files import write_atomically
 from argosy.membership.interface import Membership
 from argosy.rpc.gate import Gate
+from argosy.rpc.options import RpcOptions
 from argosy.rpc.server import RpcServer
+from argosy.telemetry.traces import Tracing
 from argosy.types.records import Member, MemberState
 
 MEMBER_ID = "controller-0"
-ADDRESS_FILE = "controller.json"
+ADDRESS_FILE = "endpoint.json"
 
 
 @asynccontextmanager
-async def serve_control(control: RunControl, membership: Membership, run_dir: Path) -> AsyncIterator[str]:
+async def serve_control(
+    control: RunControl, membership: Membership, run_dir: Path, config: Config, tracing: Tracing
+) -> AsyncIterator[str]:
     """Serve `control` on a free loopback port while the block runs; yields the address.
 
-    The address is in membership, and in `controller.json` of the run folder for commands on this machine.
+    The address is in membership, and in `endpoint.json` of the run folder for commands on this machine.
     """
     control.membership = membership
     gate = Gate(MEMBER_ID)
-    server = RpcServer.listen("127.0.0.1", 0, gate=gate)
+    server = RpcServer.listen(
+        "127.0.0.1",
+        0,
+        gate=gate,
+        options=RpcOptions(max_message_bytes=config.argosy.rpc.max_message_bytes),
+        interceptors=tracing.server_interceptors(),
+    )
     names = service.add_to_server(control, server.server, gate=gate)
     await server.serve(names)
     await server.start()

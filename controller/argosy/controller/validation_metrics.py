@@ -97,6 +97,15 @@ def wilson_interval(successes: float, count: int, z: float = 1.96) -> tuple[floa
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
+def mean_interval(values: Sequence[float], z: float = 1.96) -> tuple[float, float]:
+    """95 % interval of a mean: Wilson's for scores in [0, 1], the normal one for others."""
+    if all(0.0 <= value <= 1.0 for value in values):
+        return wilson_interval(sum(values), len(values), z)
+    scores = np.array(values, np.float64)
+    half = z * float(scores.std(ddof=1)) / math.sqrt(len(scores)) if len(scores) > 1 else math.inf
+    return float(scores.mean()) - half, float(scores.mean()) + half
+
+
 def paired_difference(before: Mapping[str, float], after: Mapping[str, float], z: float = 1.96) -> tuple[float, float]:
     """Mean change over the prompts that both have, and the half width of its 95 % interval (normal, paired)."""
     changes = np.array([after[prompt] - before[prompt] for prompt in before if prompt in after], np.float64)

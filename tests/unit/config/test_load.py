@@ -241,3 +241,10 @@ def test_import_is_light() -> None:
     loads = "import sys; from argosy.config import load; load([]); print('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True, timeout=60)
     assert answer.stdout.strip() == "False"
+
+
+def test_an_attention_of_ones_own_is_warned_about(load_with_warnings: Loader) -> None:
+    key = "actor_rollout_ref.model.override_config.attn_implementation"
+    _, warnings = load_with_warnings(f"+{key}=flash_attention_2")
+    assert [warning.partition(" has no effect")[0] for warning in warnings] == [key]
+    assert load_with_warnings("+actor_rollout_ref.model.override_config.rope_theta=5.0")[1] == []

@@ -81,7 +81,6 @@ def test_verls_default_estimator_says_what_to_set(base: list[str]) -> None:
         ("trainer.resume_from_path", ".", "set trainer.resume_mode=resume_path"),
         ("argosy.placement", "kubernetes", "wants local or inprocess"),
         ("argosy.max_staleness", 1, "synchronous for now; wants 0"),
-        ("argosy.membership.backend", "memory", "argosy.placement=inprocess"),
         ("argosy.rollout.host", "0.0.0.0", "only loopback is accepted"),
         ("argosy.reward.host", "example.org", "only loopback is accepted"),
         ("argosy.rollout.port", 65536, "wants a value ≥ 0 and ≤ 65535"),
@@ -108,7 +107,7 @@ def test_refused(valid: Config, path: str, value: object, expected: str) -> None
     [
         {"argosy.rollout.host": "0.0.0.0", "argosy.allow_remote_hosts": True},
         {"argosy.rollout.host": "::1"},
-        {"argosy.placement": "inprocess", "argosy.membership.backend": "memory"},
+        {"argosy.placement": "inprocess"},
         {"data.val_files": [], "trainer.val_before_train": False},
         {
             f"{ROLLOUT}.val_kwargs.n": 4,

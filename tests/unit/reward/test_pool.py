@@ -12,12 +12,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import psutil
 import pytest
 
-from argosy.reward.core import RewardScorers
+from argosy.reward.core import RewardOptions, RewardScorers
 from argosy.reward.custom import CustomFunction
+from argosy.reward.pool import PoolOptions
 from argosy.types.errors import OverloadedError, StateError
 from argosy.types.records import Failed, Outcome, Scored, ScoreRequest, ScoreResult
 
@@ -203,6 +205,43 @@ async def test_cancelling_the_call_empties_the_queue(
     await scorers.score([make_request(0, "fine")], deadline_s=60)
     assert time.monotonic() - started < 5
     assert scorers.stats().unfinished == 0
+
+
+async def test_a_sample_that_cannot_be_encoded_fails_alone(
+    make_scorers: MakeScorers, make_request: MakeRequest
+) -> None:
+    scorers = make_scorers()
+    endless: list[object] = []
+    endless.append(endless)
+    odd: list[dict[Any, Any]] = [{(1, 2): "a key of two numbers"}, {"a": endless}]
+    results = await scorers.score(
+        [*(make_request(k, "#### 5", extra=extra) for k, extra in enumerate(odd)), make_request(9, "#### 5")],
+        deadline_s=30,
+    )
+    assert reasons(results) == ["bad_request"] * 2 + [""]
+
+
+async def test_a_defect_reaches_the_caller_and_ends_no_worker_thread(
+    make_scorers: MakeScorers, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorers = make_scorers()
+
+    def broken(*args: object) -> None:
+        raise LookupError("a defect")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("argosy.reward.pool.outcome_from_json", broken)
+        with pytest.raises(LookupError, match="a defect"):
+            await scorers.score([make_request(0, "#### 5")], deadline_s=30)
+    [result] = await scorers.score([make_request(1, "#### 5")], deadline_s=30)
+    assert result.outcome == Scored(1.0, {"extracted": 1.0})
+
+
+@pytest.mark.timeout(30)
+def test_settings_that_cannot_be_sent_are_told_at_the_start() -> None:
+    with pytest.raises(TypeError, match="keys must be"):
+        RewardScorers(RewardOptions(PoolOptions(worker_count=2), CustomFunction("f.py", "f", {"a": {(1, 2): 3}})))
+    assert not [process for process in psutil.Process().children() if "argosy.reward.worker" in process.cmdline()]
 
 
 async def test_a_full_queue_is_overload_and_takes_nothing(

@@ -175,6 +175,16 @@ async def test_a_repeated_request_is_answered_and_not_done_again(make_trainer: A
     assert (await trainer.status()).step == 1
 
 
+@pytest.mark.parametrize("change", [{"term": 2}, {"run_id": "other"}, {"expected_step": 1}])
+async def test_a_request_id_is_of_its_run_term_and_step(make_trainer: Any, change: dict[str, Any]) -> None:
+    """Another leader's call is not answered with what the last one asked for."""
+    trainer = make_trainer()
+    ctx = mutation(request_id="u")
+    await trainer.update(grouped_batch(), ONE_STEP, ctx)
+    answer = await trainer.update(grouped_batch(), ONE_STEP, dataclasses.replace(ctx, **change))
+    assert answer.step == 2
+
+
 async def test_a_repeat_after_the_answers_are_lost_is_refused_with_the_actual_step(make_trainer: Any) -> None:
     trainer = make_trainer()
     batch = grouped_batch()

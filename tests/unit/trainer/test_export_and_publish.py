@@ -11,7 +11,7 @@ import torch
 from argosy.modeling.tiny import save_tiny_model
 from argosy.trainer.core import Trainer
 from argosy.trainer.export import TOKENIZER_FILES
-from argosy.types.errors import NotFoundError
+from argosy.types.errors import NotFoundError, StorageError
 from argosy.types.records import LossConfig, UpdateConfig
 from argosy.weightsync import Staging
 from support.training import grouped_batch, mutation, with_own_log_probs
@@ -68,6 +68,57 @@ async def test_an_older_export_is_replaced_whole(make_trainer: Any, tmp_path: Pa
     await make_trainer().export_hf(str(target), mutation(0))
     assert not (target / "stale.bin").exists()
     assert names_in(tmp_path) == ["hf"]
+
+
+@pytest.mark.parametrize("step", ["write", "move"])
+async def test_a_failed_export_leaves_the_older_one(
+    make_trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    target, trainer = tmp_path / "hf", make_trainer()
+    names = await trainer.export_hf(str(target), mutation(0))
+    rename = Path.rename
+
+    def full(self: object, *args: object) -> None:
+        raise OSError("No space left on device")
+
+    def no_move(self: Path, to: Path) -> Path:
+        if self.name.endswith(".partial"):
+            raise OSError("Operation not permitted")
+        return rename(self, to)
+
+    with monkeypatch.context() as patch:
+        if step == "write":
+            patch.setattr(trainer._backend.model_for_export().__class__, "save_pretrained", full)
+        else:
+            patch.setattr(Path, "rename", no_move)
+        with pytest.raises(StorageError, match="no space left" if step == "write" else "not allowed"):
+            await trainer.export_hf(str(target), mutation(0, request_id="again"))
+    assert names_in(target) == names
+    assert names_in(tmp_path) == ["hf"]
+
+
+async def test_an_older_export_is_there_until_the_new_one_is_written(
+    make_trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, trainer = tmp_path / "hf", make_trainer()
+    await trainer.export_hf(str(target), mutation(0))
+    there: list[bool] = []
+    rmtree = shutil.rmtree
+
+    def watched(path: Path, **options: Any) -> None:
+        rmtree(path, **options)
+        there.append((target / "config.json").is_file())
+
+    monkeypatch.setattr(shutil, "rmtree", watched)
+    await trainer.export_hf(str(target), mutation(0, request_id="again"))
+    assert there
+    assert all(there)
+
+
+async def test_a_place_that_cannot_be_written_is_named(make_trainer: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file/hf"):
+        await make_trainer().export_hf(str(tmp_path / "file" / "hf"), mutation(0))
 
 
 async def fetch(trainer: Trainer) -> dict[str, torch.Tensor]:

@@ -104,6 +104,11 @@ class PromptSource:
             digest.update(np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()
 
+    def data_sources(self) -> set[str]:
+        """Names of all scorers that these prompts ask for. Decodes every row once."""
+        kept = set(self.row_numbers.tolist())
+        return {row.data_source for number, row in enumerate(self._dataset.rows()) if number in kept}
+
     def prompt(self, place: int, group: GroupId) -> Prompt:
         """The prompt at `place` (0 … P-1, in file order) as the record that is dispatched."""
         row_number = int(self.row_numbers[place])

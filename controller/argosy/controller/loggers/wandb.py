@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import netrc
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from argosy.config import Config
 
 log = logging.getLogger(__name__)
 
+DEFAULT_HOST = "api.wandb.ai"
 INIT_TIMEOUT_S = 30
 
 
@@ -22,13 +24,21 @@ def choose_mode(environment: Mapping[str, str], has_saved_key: bool) -> Any:
     return "online" if environment.get("WANDB_API_KEY") or has_saved_key else "offline"
 
 
+def _has_saved_key() -> bool:
+    """Whether `wandb login` has left a key for its default host."""
+    try:
+        return netrc.netrc().authenticators(DEFAULT_HOST) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
 class WandbLogger:
     """One W&B run per Argosy run; a resumed run goes on in the same one."""
 
     def __init__(self, config: Config, run_dir: Path) -> None:
         import wandb
 
-        mode = choose_mode(os.environ, (Path.home() / ".netrc").exists())
+        mode = choose_mode(os.environ, _has_saved_key())
         if mode == "offline":
             log.warning("wandb records offline below %s/wandb (no API key, or WANDB_MODE=offline)", run_dir)
         self._run: Any = wandb.init(

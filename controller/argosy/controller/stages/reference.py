@@ -12,11 +12,6 @@ from argosy.types.batch import TrajectoryBatch
 _INPUTS = ("sample_id", "prompt_ids", "response_ids", "response_mask")
 
 
-def needs_reference(config: Config) -> bool:
-    """The reference runs iff KL is in the loss or in the reward (as in verl)."""
-    return config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
-
-
 def needs_old_log_probs(config: Config) -> bool:
     """Whether old log-probs need a forward pass of their own.
 

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from argosy.controller.context import RunContext
-from argosy.types.errors import OverloadedError, UnavailableError
-from argosy.types.ids import GroupId, SampleId
+from argosy.types.errors import DeadlineError, OverloadedError, UnavailableError
+from argosy.types.ids import GroupId, PolicyVersion, SampleId
 from argosy.types.records import Completion, FinishReason, Generated, GenerateRequest
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,9 @@ class RolloutStage:
     def __init__(self, ctx: RunContext) -> None:
         self._ctx = ctx
         self.usable: set[str] = set(ctx.services.rollouts)
-        """Members that answer; a server that failed comes back when a weight sync to it succeeds."""
+        """Members that answer; one that failed comes back when it answers again with the current weights."""
+        self.version: PolicyVersion | None = None
+        """What the members must hold; set by the weight sync."""
 
     async def generate(self, requests: Sequence[GenerateRequest], sink: Sink) -> None:
         """Hand each request's completion to `sink`, exactly once, as it ends.
@@ -44,6 +46,7 @@ class RolloutStage:
                 self._ctx.count("rollout/redispatched_samples", len(waiting))
                 log.warning("dispatching %d samples again (%s)", len(waiting), failure)
                 await asyncio.sleep(ROUND_PAUSE_S * round_number)
+                await self._readmit()
             failure = await self._round(waiting, sink) or failure
         if waiting:
             raise UnavailableError(
@@ -55,10 +58,20 @@ class RolloutStage:
         shares = assign_groups(list(waiting.values()), sorted(self.usable))
         if not shares:
             return UnavailableError("no rollout server is usable")
-        failures = await asyncio.gather(
-            *(self._serve(member, share, waiting, sink) for member, share in shares.items())
-        )
-        return next((failure for failure in failures if failure is not None), None)
+        async with asyncio.TaskGroup() as group:  # an exception of one ends the others before it is raised
+            serving = [group.create_task(self._serve(member, share, waiting, sink)) for member, share in shares.items()]
+        return next((failure for task in serving if (failure := task.result()) is not None), None)
+
+    async def _readmit(self) -> None:
+        """Take members back that were cut off for a moment: they answer, and hold the current weights."""
+        for member in sorted(set(self._ctx.services.rollouts) - self.usable):
+            try:
+                status = await self._ctx.services.rollouts[member].status()
+            except (UnavailableError, DeadlineError) as error:
+                log.info("%s is still away: %s", member, error)
+                continue
+            if status.version is not None and status.version == self.version:
+                self.usable.add(member)
 
     async def _serve(
         self, member: str, share: Sequence[GenerateRequest], waiting: dict[SampleId, GenerateRequest], sink: Sink

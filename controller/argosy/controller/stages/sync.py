@@ -44,6 +44,7 @@ async def publish_and_sync(ctx: RunContext, rollout: RolloutStage, step: int) ->
     if len(failures) == len(members):
         member, failure = next(iter(failures.items()))
         raise UnavailableError(f"no rollout server took the weights of step {step}; {member}: {failure}") from failure
+    rollout.version = manifest.version
     return manifest.version
 
 

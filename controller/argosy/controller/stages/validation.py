@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from argosy.controller.context import RunContext
 from argosy.controller.stages.prompt import make_requests, validation_params
-from argosy.controller.stages.reward import RewardStage
+from argosy.controller.stages.reward import RewardStage, check_failures
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.controller.validation_metrics import ValidationSample, validation_metrics
 from argosy.types.ids import SampleId
@@ -19,6 +19,8 @@ from argosy.types.records import Completion, Outcome, Prompt, Scored
 class ValidationResult:
     """One pass over the held-out prompts."""
 
+    step: int
+    """Training step of the weights that answered."""
     metrics: Mapping[str, float]
     per_prompt: Mapping[str, float]
     """Mean headline score ("acc", else the reward) of each prompt, by group id: before and after are compared on it."""
@@ -26,8 +28,11 @@ class ValidationResult:
     outcomes: Mapping[SampleId, Outcome]
 
 
-async def validate(ctx: RunContext, rollout: RolloutStage, prompts: Sequence[Prompt]) -> ValidationResult:
-    """Generate, score and summarise. Training's noise, sampler and ledger do not move (case D14)."""
+async def validate(ctx: RunContext, rollout: RolloutStage, prompts: Sequence[Prompt], step: int) -> ValidationResult:
+    """Generate, score and summarise. Training's noise, sampler and ledger do not move (case D14).
+
+    Raises RewardsUnusableError when too many answers could not be judged.
+    """
     chosen = ctx.config.actor_rollout_ref.rollout
     n = chosen.val_kwargs.n
     batch_size = ctx.config.data.val_batch_size or len(prompts)
@@ -45,11 +50,13 @@ async def validate(ctx: RunContext, rollout: RolloutStage, prompts: Sequence[Pro
 
             await rollout.generate(requests, sink)
         outcomes |= rewards.outcomes
+    failures = check_failures(outcomes, ctx.config.argosy.reward.max_error_rate)
     samples = [_sample(prompt, SampleId(*_ids(prompt), k), outcomes) for prompt in prompts for k in range(n)]
     judged = [sample for sample in samples if sample is not None]
     metrics = validation_metrics(judged)
     metrics["val-aux/unjudged_fraction"] = 1 - len(judged) / max(len(samples), 1)
-    return ValidationResult(metrics, _per_prompt(judged), completions, outcomes)
+    metrics["val-aux/failed_fraction"] = failures["reward/failed_fraction"]
+    return ValidationResult(step, metrics, _per_prompt(judged), completions, outcomes)
 
 
 def _ids(prompt: Prompt) -> tuple[int, int]:

@@ -1,0 +1,88 @@
+"""Everything that is known about a run before its first process starts, so that bad input costs seconds."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from argosy.config import Config, validate_row_count
+from argosy.controller.data.prompts import PromptSource, load_prompts
+from argosy.controller.data.sampler import PromptSampler
+from argosy.controller.recovery import Checkpoint, CheckpointStore, find_resume
+from argosy.types.errors import ConfigError, storage_error
+from argosy.types.records import Prompt
+
+
+class PreparedRun:
+    """Data, data order, checkpoint and length of a run. Writes nothing but the run folder itself."""
+
+    def __init__(self, config: Config) -> None:
+        self.run_dir = config.run_folder.resolve()
+        make_folder(self.run_dir)
+        trainer = config.trainer
+        self.store = CheckpointStore(self.run_dir, trainer.max_actor_ckpt_to_keep)
+        self.checkpoint = find_resume(self.store, trainer.resume_mode, trainer.resume_from_path, self.run_dir)
+        self.saved: dict[str, Any] = self.checkpoint.state() if self.checkpoint else {}
+        """The controller's state in the checkpoint; empty for a new run."""
+        inherited = self.saved.get("run_id") if self.continues else None
+        self.run_id: str = config.argosy.run_id or inherited or _new_run_id()
+        config = replace(config, argosy=replace(config.argosy, run_id=self.run_id))
+        self.source: PromptSource = load_prompts(config, "train")
+        validate_row_count(config, len(self.source))
+        seed = config.argosy.seed if config.data.seed is None else config.data.seed
+        self.sampler = PromptSampler(self.source, config.data.train_batch_size, shuffle=config.data.shuffle, seed=seed)
+        self.held_out: list[Prompt] = _held_out(config)
+        self.data_sources = self.source.data_sources() | {prompt.data_source for prompt in self.held_out}
+        self.total_steps = trainer.total_training_steps or trainer.total_epochs * self.sampler.steps_per_epoch
+        if self.checkpoint:
+            self._restore_data_order(self.checkpoint)
+        self.config = _with_schedule_length(config, self.total_steps)
+
+    @property
+    def first_step(self) -> int:
+        """Steps done before this start."""
+        return self.checkpoint.step if self.checkpoint else 0
+
+    @property
+    def continues(self) -> bool:
+        """Whether the checkpoint is of this run folder; one from elsewhere starts a run of its own."""
+        return self.checkpoint is not None and self.checkpoint.path.resolve().parent == self.run_dir
+
+    def _restore_data_order(self, checkpoint: Checkpoint) -> None:
+        self.sampler.restore(self.saved["sampler"])
+        if checkpoint.step >= self.total_steps:
+            raise ConfigError(
+                f"nothing to do: {checkpoint.path} is at step {checkpoint.step} of {self.total_steps}; raise "
+                "trainer.total_training_steps (or total_epochs), or start anew with another trainer.experiment_name"
+            )
+
+
+def _held_out(config: Config) -> list[Prompt]:
+    trainer = config.trainer
+    wanted = trainer.val_before_train or trainer.val_only or trainer.test_freq > 0
+    return list(load_prompts(config, "val").in_order()) if config.data.val_files and wanted else []
+
+
+def _with_schedule_length(config: Config, total_steps: int) -> Config:
+    """The learning-rate schedule runs over the whole training unless it was given its own length."""
+    if config.actor_rollout_ref.actor.optim.total_training_steps > 0:
+        return config
+    return config.with_values({"actor_rollout_ref.actor.optim.total_training_steps": total_steps})
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and see that files can be written in it. Raises StorageError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".writable"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+def _new_run_id() -> str:
+    return f"run-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
