@@ -25,7 +25,9 @@ def build_core(config: Config, *, start_stale: bool = True) -> HfRollout:
     if name != "hf":
         raise ConfigError(f"actor_rollout_ref.rollout.name={name}: this build has the engine 'hf'")
     model = config.actor_rollout_ref.model
-    tokenizer = load_tokenizer(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
+    tokenizer = load_tokenizer(
+        model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code or config.data.trust_remote_code
+    )
     return HfRollout(options_of(config, start_stale=start_stale), tokenizer.decode)
 
 

@@ -52,6 +52,11 @@ def load(
     from argosy.config.compose import compose_values
 
     config: Config = build_section(Config, compose_values(base, texts))
+    if "attn_implementation" in config.actor_rollout_ref.model.override_config:
+        on_warning(
+            "actor_rollout_ref.model.override_config.attn_implementation has no effect: attention is computed by "
+            "Argosy's own packed and cached kernels."
+        )
     return config
 
 

@@ -87,10 +87,8 @@ class RewardServiceConfig:
 
 @dataclass(frozen=True)
 class MembershipConfig:
-    """Who is in the fleet."""
+    """Who is in the fleet: kept in etcd, except with argosy.placement=inprocess, which needs none."""
 
-    backend: str = "etcd"
-    """"etcd", or "memory" (argosy.placement=inprocess only: other processes can't see it)."""
     endpoints: tuple[str, ...] = ()
     """host:port of a running etcd's nodes; empty starts one for this run."""
     etcd_binary: str | None = None
@@ -138,7 +136,8 @@ class ArgosyConfig:
     seed: int = 0
     """Seed of everything random that has no seed of its own: data order, sampling noise, shuffling."""
     deterministic: bool = False
-    """Fix thread counts and orders of work, so that a resumed run repeats the unbroken one bit for bit (CPU, fp32)."""
+    """Generate in a fixed order of work, so that a resumed run repeats the unbroken one bit for bit (CPU, fp32, equal
+    thread counts)."""
     max_staleness: int = 0
     """How many policy versions a trained sample may be behind: 0 (synchronous) for now."""
     export_hf: bool = True

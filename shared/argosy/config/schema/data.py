@@ -37,7 +37,7 @@ class DataConfig:
     seed: int | None = None
     """Seed of the training order; null takes argosy.seed."""
     validation_shuffle: bool = False
-    """Shuffle the validation rows once; matters only for val_max_samples and for what is shown."""
+    """While val_max_samples limits the validation rows: keep a random draw of them in place of the first ones."""
     filter_overlong_prompts: bool = False
     """Drop rows whose templated prompt is longer than max_prompt_length, and say how many were dropped."""
     truncation: str = "error"

@@ -18,7 +18,8 @@ class ModelConfig:
     custom_chat_template: str | None = None
     """Jinja text used in place of the tokenizer's chat template; null keeps the tokenizer's."""
     override_config: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the model's config.json to replace when it is loaded, such as {attn_implementation: eager}."""
+    """Fields of the model's config.json to replace when it is loaded, such as {rope_theta: 1000000.0}. (Not
+    attn_implementation: attention is computed by Argosy's own packed and cached kernels.)"""
     trust_remote_code: bool = False
     """Let transformers run Python code that comes with the model's folder."""
     enable_gradient_checkpointing: bool = True

@@ -35,7 +35,7 @@ class TrainerConfig:
     val_only: bool = False
     """Validate once and end."""
     log_val_generations: int = 0
-    """Validation answers to show and log at each validation; 0 none."""
+    """Validation answers kept per validation in RUN/validation/{step}.jsonl; 0 none."""
     rollout_data_dir: str | None = None
     """Folder for each step's samples as {step}.jsonl; null writes none."""
     validation_data_dir: str | None = None

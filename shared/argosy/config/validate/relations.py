@@ -153,11 +153,6 @@ def check_argosy(config: Config) -> Iterator[str]:
     argosy = config.argosy
     if argosy.max_staleness != 0:
         yield f"argosy.max_staleness: got {argosy.max_staleness}; training is synchronous for now; wants 0"
-    if argosy.membership.backend == "memory" and argosy.placement != "inprocess":
-        yield (
-            "argosy.membership.backend: got memory, which other processes can't see; set etcd, or "
-            "argosy.placement=inprocess"
-        )
     if argosy.deterministic:
         yield from _check_deterministic(config)
     for name in ("rollout", "trainer", "reference", "reward"):

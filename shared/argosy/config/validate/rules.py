@@ -145,7 +145,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "argosy.placement": ("local", "inprocess"),
     "argosy.rollout.dtype": _DTYPES,
     "argosy.reference.dtype": _DTYPES,
-    "argosy.membership.backend": ("etcd", "memory"),
 }
 
 LATER: dict[str, dict[str, str]] = {
