@@ -8,6 +8,7 @@ from typing import Any
 
 from argosy.modeling.loading import local_or_hub
 from argosy.trainer.files import sync_file, sync_folder
+from argosy.types.errors import storage_error
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -28,14 +29,27 @@ TOKENIZER_FILES = (
 def export_hf(model: Any, source: str, folder: Path, chat_template: str | None = None) -> list[str]:
     """Write config, generation config, weights and tokenizer; returns the files' relative names.
 
-    The folder is built beside its place and moved there, so that it is never half there; an older export is replaced.
+    The folder is built beside its place and moved there whole. An older export is moved aside just before that and
+    removed after it: a kill between the two renames leaves it as `.NAME.old`, and a failure puts it back.
 
     Args:
         model: A transformers PreTrainedModel.
         source: Folder or hub name that the tokenizer was loaded from (usually the model's own).
         folder: Where to.
         chat_template: Jinja source that the run used in place of the tokenizer's own.
+
+    Raises:
+        StorageError: the disk is full, or the place can't be written.
     """
+    from safetensors import SafetensorError
+
+    try:
+        return _export(model, source, folder, chat_template)
+    except (OSError, SafetensorError) as error:
+        raise storage_error(error, folder) from error
+
+
+def _export(model: Any, source: str, folder: Path, chat_template: str | None) -> list[str]:
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -48,13 +62,27 @@ def export_hf(model: Any, source: str, folder: Path, chat_template: str | None =
         names = sorted(path.name for path in partial.iterdir())
         for name in names:
             sync_file(partial / name)
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
+        _replace(folder, partial)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     sync_folder(folder.parent)
     return names
+
+
+def _replace(folder: Path, new: Path) -> None:
+    """Move `new` to `folder`'s place. There is no rename over a folder that holds files, so it takes two."""
+    old = folder.with_name(f".{folder.name}.old")
+    if not folder.exists():
+        new.rename(folder)
+    else:
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+        try:
+            new.rename(folder)
+        except OSError:
+            old.rename(folder)
+            raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def tokenizer_files(source: str) -> list[Path]:
