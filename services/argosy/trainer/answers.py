@@ -10,10 +10,14 @@ from argosy.types.errors import DeadlineError
 from argosy.types.records import Mutation
 
 R = TypeVar("R")
+_Key = tuple[str, str, int, str, int | None]
 
 
 class Answers:
-    """First answers by request id.
+    """First answers by (method, run, term, request id, expected step), as the gate of a server keys them.
+
+    The gate does this for callers over gRPC; here it is for callers in the same process. Another term is another
+    leader, whose calls are its own.
 
     A repeat joins the call that still runs, or gets its answer. A failed call is forgotten, so that a repeat tries
     again. The newest `limit` answers are kept; older repeats are caught by `expected_step`.
@@ -21,14 +25,14 @@ class Answers:
 
     def __init__(self, limit: int = 128) -> None:
         self._limit = limit
-        self._calls: dict[tuple[str, str], asyncio.Task[Any]] = {}
+        self._calls: dict[_Key, asyncio.Task[Any]] = {}
 
     async def once(self, method: str, ctx: Mutation, start: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """The answer of `start()` for (method, ctx.request_id), which goes on even if this caller gives up.
+        """The answer of `start()` for this method and context, which goes on even if this caller gives up.
 
         Raises DeadlineError after ctx.deadline_s, and whatever the call raises.
         """
-        key = (method, ctx.request_id)
+        key = (method, ctx.run_id, ctx.term, ctx.request_id, ctx.expected_step)
         call = self._calls.get(key)
         if call is None:
             call = asyncio.create_task(start())
@@ -48,7 +52,7 @@ class Answers:
             if call.done() and (not methods or key[0] in methods):
                 del self._calls[key]
 
-    def _settle(self, key: tuple[str, str], call: asyncio.Task[Any]) -> None:
+    def _settle(self, key: _Key, call: asyncio.Task[Any]) -> None:
         if call.cancelled() or call.exception() is not None:
             self._calls.pop(key, None)
             return
