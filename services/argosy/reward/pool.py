@@ -140,7 +140,7 @@ class WorkerPool:
         try:
             self._start(index)
             self._ready(index)
-        except (ConfigError, InternalError) as error:
+        except BaseException as error:  # noqa: BLE001 - whoever makes the pool waits for it
             self._stop(index)
             started.set_exception(error)
             return
@@ -150,13 +150,23 @@ class WorkerPool:
             if job is None:
                 break
             if job.future.set_running_or_notify_cancel():
-                job.future.set_result(self._run(index, job))
+                self._answer(index, job)
         self._stop(index)
+
+    def _answer(self, index: int, job: _Job) -> None:
+        try:
+            job.future.set_result(self._run(index, job))
+        except Exception as error:  # noqa: BLE001 - a defect of ours: whoever waits for the sample learns of it
+            self._stop(index)  # who knows what it still has to say; `_ready` starts the next one
+            job.future.set_exception(error)
 
     def _run(self, index: int, job: _Job) -> Outcome:
         if time.monotonic() >= job.end:
             return Failed("timeout", "the call's deadline passed before a worker was free")
-        message = encode(job.message)
+        try:
+            message = encode(job.message)
+        except (TypeError, ValueError, RecursionError) as error:
+            return Failed("bad_request", f"the sample's data can't be written as JSON: {error}")
         if len(message) > MOST_REQUEST_BYTES:
             return Failed(
                 "too_large", f"the sample takes {len(message)} bytes; at most {MOST_REQUEST_BYTES} are scored"

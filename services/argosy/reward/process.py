@@ -79,7 +79,7 @@ class WorkerProcess:
         try:
             # At once, so that it loads what it needs while nobody waits for it.
             self._write(encode(settings), time.monotonic() + start_timeout_s)
-        except (WorkerCrashedError, WorkerTimeoutError):
+        except BaseException:
             self.close()
             raise
 
