@@ -39,10 +39,16 @@ $(MODEL)/config.json: | .venv/.stamp-run
 	$(BIN)/argosy model import --out $(MODEL)
 
 $(DATA)/train.parquet: | .venv/.stamp-run
-	$(BIN)/argosy data make --out $(DATA) $(shell cat examples/demo/data.args)
+	$(BIN)/argosy data make --out $(DATA) --train 400 --val 300 \
+	    --task chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1,allow_negation=true \
+	    --system-prompt 'You are a calculator.' --question-format '{expression} = ? Reply with only the number.'
 
 demo: .venv/.stamp-run $(MODEL)/config.json $(DATA)/train.parquet  ## train a real small model with GRPO, about ten minutes
-	$(BIN)/argosy train --config examples/demo/config.yaml trainer.default_local_dir=$(DEMO_DIR)
+	@if test -e $(DEMO_DIR)/report.json; then \
+	    echo "the demo has run already, its results are in $(DEMO_DIR); to run it again: make demo DEMO_DIR=runs/demo2"; \
+	else \
+	    $(BIN)/argosy train --config examples/demo/config.yaml trainer.default_local_dir=$(DEMO_DIR); \
+	fi
 
 test: .venv/.stamp-dev  ## the whole suite but tests marked engine or chaos
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not engine and not chaos'

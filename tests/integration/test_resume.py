@@ -120,7 +120,7 @@ def test_an_interrupted_run_without_a_checkpoint_starts_again(
 ) -> None:
     """Sample ids are places in the data: what an earlier life had drawn must not count as drawn twice."""
     from argosy.controller import loop
-    from argosy.controller.loop import add_advantages
+    from argosy.controller.stages.advantage import add_advantages
 
     calls = []
 
