@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from argosy.modeling.loading import ModelSource
 from argosy.roles.weights import WeightSource
 from argosy.rollout.engines.events import Event
 from argosy.rollout.engines.hf.engine import Engine
@@ -54,7 +55,7 @@ class HfRolloutOptions:
     model_path: str
     """Folder or hub name of a causal LM."""
     dtype: str = "float32"
-    """"float32", "bfloat16" or "float16"."""
+    """A name in `argosy.modeling.loading.DTYPES`."""
     device: str = "auto"
     """"cpu", "cuda", "cuda:N", or "auto": a GPU if there is one."""
     threads: int = 0
@@ -102,11 +103,13 @@ class HfRollout:
         self._options = options
         self._decode = decode
         module = load_module(
-            options.model_path,
-            dtype=options.dtype,
-            device=options.device,
-            trust_remote_code=options.trust_remote_code,
-            override_config=options.override_config,
+            ModelSource(
+                options.model_path,
+                dtype=options.dtype,
+                device=options.device,
+                trust_remote_code=options.trust_remote_code,
+                override_config=options.override_config,
+            )
         )
         probe = Probe.of(module)
         self._model = adopt(module)

@@ -13,7 +13,12 @@ from torch import nn
 from argosy.modeling.attention import PACKED_ATTENTION, register_packed_attention
 from argosy.types.errors import InvalidInputError
 
-DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 """Names that the configuration may use."""
 
 
@@ -58,9 +63,18 @@ def load_causal_lm(source: ModelSource) -> Any:
     Returns:
         A transformers PreTrainedModel. Forward passes give `packed_layout`, `position_ids` and use_cache=False.
 
+    Raises InvalidInputError as `load_plain`.
+    """
+    register_packed_attention()
+    return _without_dropout(load_plain(source, attn_implementation=PACKED_ATTENTION))
+
+
+def load_plain(source: ModelSource, **settings: Any) -> Any:
+    """Load a causal LM in eval mode on its device, every weight from its files. `settings` go to `from_pretrained`.
+
     Raises:
         InvalidInputError: no such folder, no config.json or weights in it, weights that don't fit, or a hub name that
-            can't be fetched.
+            can't be fetched; an unknown dtype or a device that can't be used.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -68,21 +82,21 @@ def load_causal_lm(source: ModelSource) -> Any:
 
     disable_progress_bar()  # a service's log is a file
     check_model_path(source.path)
-    register_packed_attention()
+    dtype, device = resolve_dtype(source.dtype), resolve_device(source.device)
     overrides = {key: value for key, value in source.override_config.items() if key != "attn_implementation"}
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             local_or_hub(source.path),
-            dtype=resolve_dtype(source.dtype),
-            attn_implementation=PACKED_ATTENTION,
+            dtype=dtype,
             trust_remote_code=source.trust_remote_code,
             output_loading_info=True,
             **overrides,
+            **settings,
         )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise InvalidInputError(f"model {source.path!r} can't be loaded: {error}") from error
     _check_complete(source.path, info)
-    return _without_dropout(model.eval()).to(resolve_device(source.device))
+    return model.eval().to(device)
 
 
 def local_or_hub(path: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from argosy.config import Config
+from argosy.modeling.loading import ModelSource
 from argosy.modeling.tiny import save_tiny_model
 from argosy.rollout.build import options_of
 from argosy.rollout.engines.hf.loading import load_module
@@ -14,8 +15,8 @@ def test_override_config_reaches_the_engine(tmp_path: object) -> None:
     config = Config().with_values({"actor_rollout_ref.model.override_config": {"rope_theta": 5.0}})
     assert options_of(config).override_config == {"rope_theta": 5.0}
     folder = save_tiny_model(str(tmp_path))
-    plain: Any = load_module(str(folder))
-    changed: Any = load_module(str(folder), override_config={"rms_norm_eps": 0.5})
+    plain: Any = load_module(ModelSource(str(folder)))
+    changed: Any = load_module(ModelSource(str(folder), override_config={"rms_norm_eps": 0.5}))
     assert plain.config.rms_norm_eps != 0.5
     assert changed.config.rms_norm_eps == 0.5
 

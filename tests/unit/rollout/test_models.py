@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,15 +108,32 @@ async def test_a_wrong_attention_is_found_by_the_self_check(
         await open_rollout(tiny)
 
 
+async def test_random_weights_in_place_of_missing_ones_are_refused(
+    open_rollout: Open, tmp_path: Path, tiny: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "holes"
+    shutil.copytree(tiny, folder)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InvalidInputError, match=r"layers\.1\.mlp\.up_proj\.weight is missing"):
+        await open_rollout(folder)
+
+
 async def test_missing_or_broken_folders(open_rollout: Open, tmp_path: Path, tiny: Path) -> None:
     from argosy.rollout.core import HfRollout, HfRolloutOptions
 
     def build(path: Path, **options: Any) -> HfRollout:
         return HfRollout(HfRolloutOptions(str(path), **({"device": "cpu"} | options)), str)
 
-    with pytest.raises(InvalidInputError, match=r"no config\.json"):
+    with pytest.raises(InvalidInputError, match="does not exist"):
         build(tmp_path / "nowhere")
+    with pytest.raises(InvalidInputError, match=r"no config\.json"):
+        build(tmp_path)
     (tmp_path / "config.json").write_text("{")
+    (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(InvalidInputError, match="can't be loaded"):
         build(tmp_path)
     for options, message in (
@@ -127,5 +145,5 @@ async def test_missing_or_broken_folders(open_rollout: Open, tmp_path: Path, tin
         with pytest.raises(InvalidInputError, match=message):
             build(tiny, **options)
     if not torch.cuda.is_available():
-        with pytest.raises(InvalidInputError, match="no GPU"):
+        with pytest.raises(InvalidInputError, match="device 'cuda' can't be used here"):
             build(tiny, device="cuda")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from argosy.modeling.loading import ModelSource, load_plain
 from argosy.rollout.engines.hf.attention import ATTENTION_NAME, register
 from argosy.types.errors import InvalidInputError
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _UNSUPPORTED = {
     "attn_logit_softcapping": "soft-capped attention logits",
     "attention_chunk_size": "chunked attention",
@@ -41,49 +39,14 @@ class LoadedModel:
     device: torch.device
 
 
-def load_module(
-    path: str,
-    *,
-    dtype: str = "float32",
-    device: str = "auto",
-    trust_remote_code: bool = False,
-    override_config: Mapping[str, Any] | None = None,
-) -> nn.Module:
-    """Load a Hugging Face folder or hub name, not yet routed through the engine (`adopt`).
+def load_module(source: ModelSource) -> nn.Module:
+    """Load a causal LM, frozen and not yet routed through the engine (`adopt`).
 
-    Args:
-        path: Folder or hub name.
-        dtype: "float32", "bfloat16" or "float16".
-        device: "cpu", "cuda", "cuda:N", or "auto": a GPU if there is one.
-        trust_remote_code: Let the folder run its own code.
-        override_config: Keys of the model's config to change, as the trainer does.
-
-    Raises:
-        InvalidInputError: no such model, dtype or device, or a model with layers that this engine can't run.
+    Raises InvalidInputError as `load_plain`, and for a model with layers that this engine can't run.
     """
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    if dtype not in _DTYPES:
-        raise InvalidInputError(f"rollout dtype {dtype!r} is not one of {sorted(_DTYPES)}")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InvalidInputError(f"rollout device is {device!r}, but torch sees no GPU here; use device 'cpu'")
-    if _looks_local(path) and not (Path(path).expanduser() / "config.json").is_file():
-        raise InvalidInputError(f"the model folder {path} has no config.json; give a Hugging Face causal-LM folder")
-    disable_progress_bar()  # it would go into the service's log
-    try:
-        module: Any = AutoModelForCausalLM.from_pretrained(
-            str(Path(path).expanduser()) if _looks_local(path) else path,
-            dtype=_DTYPES[dtype],
-            trust_remote_code=trust_remote_code,
-            **{key: value for key, value in (override_config or {}).items() if key != "attn_implementation"},
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise InvalidInputError(f"the model {path} can't be loaded: {error}") from error
+    module: Any = load_plain(source)
     _check_supported(module, module.config.get_text_config())
-    loaded: nn.Module = module.to(device).eval().requires_grad_(False)
+    loaded: nn.Module = module.requires_grad_(False)
     return loaded
 
 
@@ -135,7 +98,3 @@ def _check_supported(module: Any, config: Any) -> None:
             f"the embedded rollout engine can't run {name}: it has {'; '.join(reasons)}. "
             "Use another engine (actor_rollout_ref.rollout.name) for this model."
         )
-
-
-def _looks_local(path: str) -> bool:
-    return Path(path).expanduser().exists() or path.startswith((".", "/", "~"))

@@ -18,7 +18,7 @@ from argosy.types.errors import InvalidInputError
 
 _PREFILL_COUNT = 12
 _DECODE_COUNT = 4
-_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.3, torch.bfloat16: 1.0}
+_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.3, torch.bfloat16: 1.0}
 """Largest accepted difference of the likeliest tokens' log-probs; a wrong mask gives several nats."""
 _TOP = 8
 
