@@ -13,7 +13,6 @@ def build_core(cfg: Config) -> ReferenceModel:
     """Load the start model, frozen. Blocks for as long as that takes."""
     keep_freed_memory()
     model, ref, service = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref.ref, cfg.argosy.reference
-    by_sequences = ref.log_prob_micro_batch_size_per_gpu is not None and not ref.log_prob_use_dynamic_bsz
     return ReferenceModel(
         ReferenceOptions(
             model=ModelSource(
@@ -24,9 +23,9 @@ def build_core(cfg: Config) -> ReferenceModel:
                 override_config=model.override_config,
             ),
             log_prob_chunk_tokens=service.log_prob_chunk_tokens,
-            limit=MicroBatchLimit(max_sequences=ref.log_prob_micro_batch_size_per_gpu)
-            if by_sequences
-            else MicroBatchLimit(max_tokens=ref.log_prob_max_token_len_per_gpu),
+            limit=MicroBatchLimit.by_verls_rule(
+                ref.log_prob_micro_batch_size_per_gpu, ref.log_prob_use_dynamic_bsz, ref.log_prob_max_token_len_per_gpu
+            ),
             threads=service.threads,
         )
     )

@@ -35,10 +35,10 @@ def options_from(cfg: Config) -> TrainerOptions:
         compute_dtype=actor.fsdp_config.dtype,
         gradient_checkpointing=model.enable_gradient_checkpointing,
         log_prob_chunk_tokens=service.log_prob_chunk_tokens,
-        update_limit=micro_batch_limit(
+        update_limit=MicroBatchLimit.by_verls_rule(
             actor.ppo_micro_batch_size_per_gpu, actor.use_dynamic_bsz, actor.ppo_max_token_len_per_gpu
         ),
-        log_prob_limit=micro_batch_limit(
+        log_prob_limit=MicroBatchLimit.by_verls_rule(
             rollout.log_prob_micro_batch_size_per_gpu,
             rollout.log_prob_use_dynamic_bsz,
             rollout.log_prob_max_token_len_per_gpu,
@@ -54,13 +54,6 @@ def options_from(cfg: Config) -> TrainerOptions:
         publish_dtype=cfg.argosy.rollout.dtype,
         threads=service.threads,
     )
-
-
-def micro_batch_limit(sequences: int | None, dynamic: bool, tokens: int) -> MicroBatchLimit:
-    """verl's rule: by sequences if a micro-batch size is given and use_dynamic_bsz is off, else by tokens."""
-    if sequences is not None and not dynamic:
-        return MicroBatchLimit(max_sequences=sequences)
-    return MicroBatchLimit(max_tokens=tokens)
 
 
 def schedule_from(cfg: Config) -> Schedule:

@@ -27,6 +27,13 @@ class MicroBatchLimit:
     max_sequences: int | None = None
     """Most sequences (verl's ppo_micro_batch_size_per_gpu)."""
 
+    @classmethod
+    def by_verls_rule(cls, sequences: int | None, dynamic: bool, tokens: int) -> MicroBatchLimit:
+        """By sequences if a micro-batch size is given and use_dynamic_bsz is off, else by tokens."""
+        if sequences is not None and not dynamic:
+            return cls(max_sequences=sequences)
+        return cls(max_tokens=tokens)
+
     def __post_init__(self) -> None:
         for name, value in (("max_tokens", self.max_tokens), ("max_sequences", self.max_sequences)):
             if value is not None and value < 1:
