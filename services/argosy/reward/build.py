@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from argosy.config import Config
-from argosy.reward.core import RewardOptions, RewardScorers, check_known
+from argosy.reward.core import RewardOptions, RewardScorers
 from argosy.reward.custom import CustomFunction
 from argosy.reward.pool import PoolOptions
 
@@ -24,8 +23,3 @@ def reward_options(cfg: Config) -> RewardOptions:
         path = str(Path(custom.path).expanduser().absolute())
         function = CustomFunction(path, custom.name, dict(custom.reward_kwargs))
     return RewardOptions(PoolOptions(worker_count=reward.worker_count, timeout_s=reward.timeout_s), function)
-
-
-def check_sources(cfg: Config, data_sources: Iterable[str]) -> None:
-    """Call it before training with all data sources of the datasets: ConfigError if one has no scorer."""
-    check_known(data_sources, custom=cfg.custom_reward_function.path is not None)

@@ -15,7 +15,7 @@ from typing import Any
 from argosy.reward.custom import CustomFunction
 from argosy.reward.pool import PoolOptions, WorkerPool
 from argosy.reward.verifiers import find_verifier, known_sources
-from argosy.types.errors import ConfigError, InvalidInputError
+from argosy.types.errors import InvalidInputError
 from argosy.types.ids import SampleId
 from argosy.types.records import Abstained, Failed, Outcome, RewardCapabilities, Scored, ScoreRequest, ScoreResult
 
@@ -162,16 +162,6 @@ class RewardScorers:
                     self._counts["abstained"] += 1
                 else:
                     self._failures[outcome.reason] += 1
-
-
-def check_known(data_sources: Iterable[str], *, custom: bool) -> None:
-    """Raises ConfigError that names every data source without a scorer; with a custom function all have one."""
-    unknown = sorted({source for source in data_sources if find_verifier(source) is None})
-    if unknown and not custom:
-        raise ConfigError(
-            f"no scorer for data_source {', '.join(map(repr, unknown))}. Known: {', '.join(known_sources())}. "
-            "Rename the column's values, or give a scorer with custom_reward_function.path"
-        )
 
 
 def _unknown(data_source: str) -> Failed:
