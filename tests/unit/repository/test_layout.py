@@ -74,3 +74,34 @@ def test_no_torch_in_controller_and_reward(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'vllm' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, f"{module} imports torch\n{result.stderr}"
+
+
+def closure(requirement: str) -> set[str]:
+    """Names of all distributions that a requirement brings, by the installed packages' own metadata."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    from packaging.requirements import Requirement
+
+    found: set[str] = set()
+    waiting = [Requirement(requirement)]
+    while waiting:
+        current = waiting.pop()
+        key = f"{current.name.lower()}[{','.join(sorted(current.extras))}]"
+        if key in found:
+            continue
+        found.add(key)
+        try:
+            needed = [Requirement(text) for text in requires(current.name) or ()]
+        except PackageNotFoundError:
+            continue  # not installed here, so nothing that this environment's torch came with
+        extras = current.extras or {""}
+        waiting += [r for r in needed if r.marker is None or any(r.marker.evaluate({"extra": e}) for e in extras)]
+    return {key.split("[")[0] for key in found}
+
+
+@pytest.mark.parametrize("extra", ["controller", "reward"])
+def test_extras_of_controller_and_reward_bring_no_torch(extra: str) -> None:
+    brought = closure(f"argosy[{extra}]")
+    assert "grpcio" in brought
+    assert {"torch", "vllm", "accelerate"} & brought == set()
+    assert "torch" in closure("argosy[trainer]")
