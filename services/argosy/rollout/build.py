@@ -18,12 +18,15 @@ def build_core(config: Config, *, start_stale: bool = True) -> HfRollout:
         config: The resolved configuration.
         start_stale: Answer nothing until the trainer's weights have come, as every member of a run must (case D11).
     """
+    from argosy.modeling.determinism import use_repeatable_kernels
     from argosy.rollout.core import HfRollout
     from argosy.text.tokenizer import load_tokenizer
 
     name = config.actor_rollout_ref.rollout.name
     if name != "hf":
         raise ConfigError(f"actor_rollout_ref.rollout.name={name}: this build has the engine 'hf'")
+    if config.argosy.deterministic:
+        use_repeatable_kernels()
     model = config.actor_rollout_ref.model
     tokenizer = load_tokenizer(
         model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code or config.data.trust_remote_code
@@ -41,7 +44,7 @@ def options_of(config: Config, *, start_stale: bool = True) -> HfRolloutOptions:
         model_path=config.actor_rollout_ref.model.path,
         dtype=service.dtype,
         device=service.device,
-        threads=service.threads,
+        threads=config.argosy.threads_of("rollout"),
         slot_count=service.slot_count,
         max_model_len=config.actor_rollout_ref.rollout.max_model_len or needed,
         prefill_token_budget=service.prefill_token_budget,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argosy.config import Config
+from argosy.modeling.determinism import use_repeatable_kernels
 from argosy.modeling.loading import ModelSource
 from argosy.modeling.memory import keep_freed_memory
 from argosy.modeling.microbatch import MicroBatchLimit
@@ -16,6 +17,8 @@ from argosy.types.errors import ConfigError
 def build_core(cfg: Config) -> Trainer:
     """Load the model and make the optimizer. Blocks for as long as that takes."""
     keep_freed_memory()
+    if cfg.argosy.deterministic:
+        use_repeatable_kernels()
     return Trainer(options_from(cfg), make_backend)
 
 
@@ -52,7 +55,7 @@ def options_from(cfg: Config) -> TrainerOptions:
         ),
         report_entropy=actor.calculate_entropy,
         publish_dtype=cfg.argosy.rollout.dtype,
-        threads=service.threads,
+        threads=cfg.argosy.threads_of("trainer"),
     )
 
 

@@ -89,7 +89,7 @@ def run(service: Service, config: Config, arguments: argparse.Namespace) -> int:
     """As `main`, with the configuration at hand (`argosy serve` makes it from overrides)."""
     faulthandler.enable()  # a crash in native code leaves a stack in the log too
     section: Any = getattr(config.argosy, service.role)
-    set_threads(getattr(section, "threads", 0))
+    set_threads(config.argosy.threads_of(service.role))
     from argosy.telemetry.logs import setup_logging
     from argosy.telemetry.traces import setup_from_settings
 

@@ -30,4 +30,6 @@ def test_engine_keys_reach_the_engine() -> None:
     options = options_of(config)
     assert (options.slot_count, options.prefill_token_budget, options.dtype) == (3, 77, "bfloat16")
     assert (options.stream_interval_tokens, options.deterministic, options.max_model_len) == (5, True, 16)
+    assert (options.threads, options_of(Config()).threads) == (1, 0)
+    assert options_of(config.with_values({"argosy.rollout.threads": 2})).threads == 2
     assert options_of(config.with_values({"actor_rollout_ref.rollout.max_model_len": 12})).max_model_len == 12

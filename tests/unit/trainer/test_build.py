@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,6 +83,31 @@ def test_the_rest_of_the_keys() -> None:
     assert (found.compute_dtype, found.publish_dtype, found.report_entropy) == ("bfloat16", "bfloat16", True)
     assert (found.gradient_checkpointing, found.model.trust_remote_code) == (False, True)
     assert (found.threads, found.model.device, found.log_prob_chunk_tokens) == (3, "cpu", 77)
+
+
+def test_deterministic_fixes_the_thread_count_that_is_left_open() -> None:
+    assert options().threads == 0
+    assert options(**{"argosy.deterministic": True}).threads == 1
+    assert options(**{"argosy.deterministic": True, "argosy.trainer.threads": 3}).threads == 3
+
+
+CORES = """
+import importlib, os, sys, torch
+from argosy.config import Config
+
+config = Config().with_values({"argosy.deterministic": True, "actor_rollout_ref.model.path": sys.argv[1]})
+for role in ("trainer", "reference", "rollout"):
+    torch.use_deterministic_algorithms(False)
+    importlib.import_module(f"argosy.{role}.build").build_core(config)
+    print(role, torch.are_deterministic_algorithms_enabled(), flush=True)
+os._exit(0)
+"""
+
+
+def test_deterministic_cores_use_repeatable_kernels_only(tiny_folder: Path) -> None:
+    command = [sys.executable, "-c", CORES, str(tiny_folder)]  # in a process of its own: the switch is the process's
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout.split() == ["trainer", "True", "reference", "True", "rollout", "True"], done.stderr
 
 
 def test_warmup_by_steps_or_by_share_and_a_falling_schedule() -> None:

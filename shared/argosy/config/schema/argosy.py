@@ -20,7 +20,7 @@ class RolloutServiceConfig:
     device: str = "auto"
     """"cpu", "cuda", "cuda:N", or "auto": a GPU if there is one."""
     threads: int = 0
-    """Compute threads; 0 leaves it to torch."""
+    """Compute threads; 0 leaves it to torch (one with argosy.deterministic=true)."""
     min_p: float = 0.0
     """In training, sample among tokens at least this × as likely as the likeliest; 0 is off."""
     min_response_length: int = 0
@@ -42,7 +42,7 @@ class TrainerServiceConfig:
     device: str = "auto"
     """"cpu", "cuda", "cuda:N", or "auto": a GPU if there is one."""
     threads: int = 0
-    """Compute threads; 0 leaves it to torch."""
+    """Compute threads; 0 leaves it to torch (one with argosy.deterministic=true)."""
     log_prob_chunk_tokens: int = 1024
     """Tokens whose logits are held at once: bounds memory at this × vocabulary."""
     host: str = "127.0.0.1"
@@ -60,7 +60,7 @@ class ReferenceServiceConfig:
     device: str = "auto"
     """"cpu", "cuda", "cuda:N", or "auto": a GPU if there is one."""
     threads: int = 0
-    """Compute threads; 0 leaves it to torch."""
+    """Compute threads; 0 leaves it to torch (one with argosy.deterministic=true)."""
     log_prob_chunk_tokens: int = 1024
     """Tokens whose logits are held at once: bounds memory at this × vocabulary."""
     host: str = "127.0.0.1"
@@ -136,8 +136,8 @@ class ArgosyConfig:
     seed: int = 0
     """Seed of everything random that has no seed of its own: data order, sampling noise, shuffling."""
     deterministic: bool = False
-    """Generate in a fixed order of work, so that a resumed run repeats the unbroken one bit for bit (CPU, fp32, equal
-    thread counts)."""
+    """Fix the order of work, PyTorch's kernels and the thread counts (1 where `threads` is 0), so that a resumed run
+    repeats the unbroken one bit for bit (CPU, fp32)."""
     max_staleness: int = 0
     """How many policy versions a trained sample may be behind: 0 (synchronous) for now."""
     export_hf: bool = True
@@ -163,3 +163,8 @@ class ArgosyConfig:
     """Traces."""
     rpc: RpcConfig = field(default_factory=RpcConfig)
     """Calls between services."""
+
+    def threads_of(self, role: str) -> int:
+        """Compute threads of a service ("rollout", "trainer", "reference", "reward"); 0 leaves it to torch."""
+        threads: int = getattr(getattr(self, role), "threads", 0)
+        return 1 if self.deterministic and threads == 0 else threads
