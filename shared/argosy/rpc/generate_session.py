@@ -18,8 +18,8 @@ from argosy.rpc.codec.rollout import FINISH_REASONS, generated_to_pb, key_from_p
 from argosy.rpc.errors import as_argosy_error
 from argosy.rpc.gate import Gate
 from argosy.types.errors import InternalError, InvalidInputError, OverloadedError
-from argosy.types.ids import PolicyVersion, SampleId
-from argosy.types.records import Completion, Generated, GenerateRequest, Mutation, VersionRun
+from argosy.types.ids import PolicyVersion
+from argosy.types.records import Completion, Generated, GenerateRequest, Mutation, TokenRun, versions_after
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,40 +28,6 @@ MAX_ADDS = 1024
 MAX_RESPONSE_BYTES = 1 << 20
 """Messages are cut at about this size."""
 ABORT_DEADLINE_S = 10.0
-
-
-class TokenRun(Protocol):
-    """What a core tells of a sample that still runs."""
-
-    @property
-    def sample_id(self) -> SampleId:
-        """Which sample."""
-        ...
-
-    @property
-    def purpose(self) -> str:
-        """As in its request."""
-        ...
-
-    @property
-    def offset(self) -> int:
-        """Index of the first token in the sample's output, tokens that came with the request included."""
-        ...
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """The tokens since the last run."""
-        ...
-
-    @property
-    def log_probs(self) -> tuple[float, ...]:
-        """Theirs."""
-        ...
-
-    @property
-    def versions(self) -> tuple[VersionRun, ...]:
-        """Run lengths over these tokens."""
-        ...
 
 
 class ServedRollout(Rollout, Protocol):
@@ -180,7 +146,7 @@ class GenerateSession:
         rest = Generated(
             completion.token_ids[told:],
             completion.log_probs[told:],
-            tuple(versions_after(completion.versions, told)),
+            versions_after(completion.versions, told),
         )
         self._tell_run(key, key_message, told, rest)
         del self._in_flight[key]
@@ -228,19 +194,3 @@ class GenerateSession:
             work.cancel()
         if works:
             await asyncio.wait(works)
-
-
-def versions_after(runs: Sequence[VersionRun], count: int) -> list[VersionRun]:
-    """Run lengths over what follows the first `count` tokens.
-
-    >>> old, new = PolicyVersion("main", 0, "a"), PolicyVersion("main", 1, "b")
-    >>> [run.token_count for run in versions_after([VersionRun(old, 3), VersionRun(new, 2)], 4)]
-    [1]
-    """
-    left: list[VersionRun] = []
-    for run in runs:
-        skipped = min(count, run.token_count)
-        count -= skipped
-        if run.token_count > skipped:
-            left.append(VersionRun(run.version, run.token_count - skipped))
-    return left

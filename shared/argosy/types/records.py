@@ -72,6 +72,22 @@ class VersionRun:
     token_count: int
 
 
+def versions_after(runs: Sequence[VersionRun], count: int) -> tuple[VersionRun, ...]:
+    """Run lengths over what follows the first `count` tokens.
+
+    >>> old, new = PolicyVersion("main", 0, "a"), PolicyVersion("main", 1, "b")
+    >>> [run.token_count for run in versions_after([VersionRun(old, 3), VersionRun(new, 2)], 4)]
+    [1]
+    """
+    left: list[VersionRun] = []
+    for run in runs:
+        skipped = min(count, run.token_count)
+        count -= skipped
+        if run.token_count > skipped:
+            left.append(VersionRun(run.version, run.token_count - skipped))
+    return tuple(left)
+
+
 @dataclass(frozen=True, slots=True)
 class Generated:
     """Tokens already generated, from which a server goes on (a dead server's partial answer)."""
@@ -109,6 +125,22 @@ class FinishReason(enum.Enum):
     """Ended on purpose; the partial tokens are kept."""
     FAILED = "failed"
     """The server could not go on; `Completion.error` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """Tokens of a running sample since the last run: what a stream sends at intervals, so that a dead server's partial
+    answer can go on elsewhere."""
+
+    sample_id: SampleId
+    purpose: str
+    """As in its request."""
+    offset: int
+    """Index of the first token in the sample's output, tokens that came with the request included."""
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    versions: tuple[VersionRun, ...]
+    """Run lengths over these tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,13 +425,3 @@ def request_id_of(run_id: str, *parts: object) -> str:
     'run-1/update/3'
     """
     return "/".join([run_id, *map(str, parts)])
-
-
-def completions_by_id(completions: Sequence[Completion]) -> dict[SampleId, Completion]:
-    """Index by sample id; a repeated id is an error, never a silent overwrite."""
-    found: dict[SampleId, Completion] = {}
-    for completion in completions:
-        if completion.sample_id in found:
-            raise ValueError(f"sample {completion.sample_id} was answered twice")
-        found[completion.sample_id] = completion
-    return found

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from argosy.rollout.engines.events import Deliver, TokenRun
+from argosy.rollout.engines.events import Deliver
 from argosy.rollout.engines.hf.noise import noise_key
 from argosy.rollout.engines.hf.stops import StopStrings
 from argosy.types.ids import PolicyVersion
-from argosy.types.records import Completion, FinishReason, GenerateRequest, VersionRun
+from argosy.types.records import Completion, FinishReason, GenerateRequest, TokenRun, VersionRun, versions_after
 
 
 class Sample:
@@ -119,7 +119,7 @@ class Sample:
             start,
             tuple(self.token_ids[start:]),
             tuple(self.log_probs[start:]),
-            tuple(_cut_front(self.version_runs(), start)),
+            versions_after(self.version_runs(), start),
         )
 
     def version_runs(self) -> tuple[VersionRun, ...]:
@@ -148,14 +148,3 @@ class Sample:
                 cached_prompt_tokens=self.cached_prompt_tokens,
             )
         )
-
-
-def _cut_front(runs: Sequence[VersionRun], count: int) -> list[VersionRun]:
-    """The runs without their first `count` tokens."""
-    kept: list[VersionRun] = []
-    for run in runs:
-        skipped = min(count, run.token_count)
-        count -= skipped
-        if run.token_count > skipped:
-            kept.append(VersionRun(run.version, run.token_count - skipped))
-    return kept
