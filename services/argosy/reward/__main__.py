@@ -1,23 +1,28 @@
-"""The reward service as a program: `python -m argosy.reward --config RUN/config.yaml --member reward-0`."""
+"""The reward service as a program: `python -m argosy.reward --config RUN/services.yaml --member reward-0`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from argosy.rpc.host import Service, main
 
 if TYPE_CHECKING:
+    import grpc
+
     from argosy.config import Config
+    from argosy.reward.core import RewardScorers
+    from argosy.roles.reward import Reward
+    from argosy.rpc.gate import Gate
 
 
-def build(config: Config) -> Any:
+def build(config: Config) -> RewardScorers:
     """The core; imported here, after the thread counts are set and only when it is really to run."""
     from argosy.reward.build import build_core
 
     return build_core(config)
 
 
-def add_to_server(core: Any, server: Any, gate: Any, config: Config) -> list[str]:
+def add_to_server(core: Reward, server: grpc.aio.Server, gate: Gate, config: Config) -> list[str]:
     """Put the reward servicers on the gRPC server."""
     from argosy.reward.service import add_to_server as add
 

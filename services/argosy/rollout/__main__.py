@@ -1,23 +1,28 @@
-"""The rollout service as a program: `python -m argosy.rollout --config RUN/config.yaml --member rollout-0`."""
+"""The rollout service as a program: `python -m argosy.rollout --config RUN/services.yaml --member rollout-0`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from argosy.rpc.host import Service, main
 
 if TYPE_CHECKING:
+    import grpc
+
     from argosy.config import Config
+    from argosy.rollout.core import HfRollout
+    from argosy.rpc.gate import Gate
+    from argosy.rpc.generate_session import ServedRollout
 
 
-def build(config: Config) -> Any:
+def build(config: Config) -> HfRollout:
     """The core; imported here, after the thread counts are set and only when it is really to run."""
     from argosy.rollout.build import build_core
 
     return build_core(config)
 
 
-def add_to_server(core: Any, server: Any, gate: Any, config: Config) -> list[str]:
+def add_to_server(core: ServedRollout, server: grpc.aio.Server, gate: Gate, config: Config) -> list[str]:
     """Put the rollout servicers on the gRPC server."""
     from argosy.rollout.service import add_to_server as add
     from argosy.rpc.options import RpcOptions

@@ -1,23 +1,28 @@
-"""The trainer service as a program: `python -m argosy.trainer --config RUN/config.yaml --member trainer-0`."""
+"""The trainer service as a program: `python -m argosy.trainer --config RUN/services.yaml --member trainer-0`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from argosy.rpc.host import Service, main
 
 if TYPE_CHECKING:
+    import grpc
+
     from argosy.config import Config
+    from argosy.roles.policy import Policy
+    from argosy.rpc.gate import Gate
+    from argosy.trainer.core import Trainer
 
 
-def build(config: Config) -> Any:
+def build(config: Config) -> Trainer:
     """The core; imported here, after the thread counts are set and only when it is really to run."""
     from argosy.trainer.build import build_core
 
     return build_core(config)
 
 
-def add_to_server(core: Any, server: Any, gate: Any, config: Config) -> list[str]:
+def add_to_server(core: Policy, server: grpc.aio.Server, gate: Gate, config: Config) -> list[str]:
     """Put the trainer servicers on the gRPC server."""
     from argosy.trainer.service import add_to_server as add
 

@@ -12,4 +12,4 @@ def use_repeatable_kernels() -> None:
 
     torch.use_deterministic_algorithms(True)
     # It would also overwrite every new tensor with NaN first; no result of ours depends on what it finds there.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -35,9 +35,12 @@ from argosy.types.errors import ArgosyError, ConfigError, UnavailableError
 from argosy.types.records import Member, MemberState, Mutation
 
 if TYPE_CHECKING:
+    import grpc
+
     from argosy.config import Config
     from argosy.membership.etcd import EtcdMembership
     from argosy.membership.interface import Registration
+    from argosy.rpc.gate import Gate
     from argosy.rpc.server import RpcServer
     from argosy.telemetry.traces import Tracing
 
@@ -56,8 +59,8 @@ class Service:
     """One sentence for --help."""
     build: Callable[[Config], Any]
     """Makes the core; runs in a thread, may take minutes."""
-    add_to_server: Callable[[Any, Any, Any, Config], list[str]]
-    """(core, grpc.aio server, Gate, Config) → full names of the services that were added."""
+    add_to_server: Callable[[Any, grpc.aio.Server, Gate, Config], list[str]]
+    """(core, server, gate, configuration) → full names of the services that were added."""
 
 
 def main(service: Service, argv: Sequence[str] | None = None) -> NoReturn:

@@ -21,7 +21,7 @@ def parse(role: str, about: str, argv: Sequence[str] | None) -> argparse.Namespa
         f"`argosy serve {role}` (a fleet); all settings come from the configuration file.",
         epilog="Stop it with SIGTERM: it finishes what runs, deregisters and exits 0. A second signal ends it at once.",
     )
-    parser.add_argument("--config", type=Path, required=True, help="resolved configuration (config.yaml of a run)")
+    parser.add_argument("--config", type=Path, required=True, help="resolved configuration (services.yaml of a run)")
     parser.add_argument("--member", required=True, help=f"id of this member of the fleet, such as {role}-0")
     add_arguments(parser)
     return parser.parse_args(argv)

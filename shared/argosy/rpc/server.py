@@ -3,7 +3,7 @@
 server = RpcServer.listen("127.0.0.1", 0)
 await server.start()                             # health answers NOT_SERVING from now on
 names = reward_service.add_to_server(core, server.server, gate)
-server.serve(names)                              # reflection knows the services; health answers SERVING
+await server.serve(names)                        # reflection knows the services; health answers SERVING
 ...
 await server.stop(grace_s=10)
 """
