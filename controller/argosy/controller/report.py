@@ -83,13 +83,14 @@ def write_report(report: RunReport, console: Console) -> None:
         raise storage_error(error, picture) from error
     if curve := terminal_curve(rows):
         console.print(Text.from_ansi(curve))
+    console.print(f"run {report.run_id}: step {report.step}, {report.duration_s / 60:.1f} min", highlight=False)
     console.print(_places(report, run_dir, drawn))
     for text in _sentences(report):
         console.print(text, highlight=False)
 
 
 def _places(report: RunReport, run_dir: Path, drawn: bool) -> Table:
-    table = Table(title=f"run {report.run_id}: {report.step} steps in {report.duration_s / 60:.1f} min", box=None)
+    table = Table(box=None, show_header=False)
     table.add_column("what", style="bold cyan")
     table.add_column("where", overflow="fold")
     places: list[tuple[str, Any]] = [
