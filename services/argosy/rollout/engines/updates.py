@@ -11,13 +11,10 @@ from argosy.types.ids import PolicyVersion
 from argosy.types.records import WeightsManifest
 from argosy.weightsync.manifest import ShapedLike, check_manifest
 from argosy.weightsync.staging import Staging
-from argosy.weightsync.transports.stream import receive
+from argosy.weightsync.transports import load_transport
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-TRANSPORTS = ("stream",)
-"""Ways in which this server takes weights."""
 
 
 class WeightUpdates:
@@ -35,6 +32,7 @@ class WeightUpdates:
         self._expected = expected
         self._tied = tied
         self._casts = casts
+        self._receive = load_transport("stream")
         self._sync_id = ""
         self._manifest: WeightsManifest | None = None
         self._staging: Staging | None = None
@@ -43,9 +41,8 @@ class WeightUpdates:
         self._finished: tuple[str, PolicyVersion] | None = None
 
     def init_transport(self, transport: str) -> None:
-        """Raise InvalidInputError on a transport that this server lacks."""
-        if transport not in TRANSPORTS:
-            raise InvalidInputError(f"weight transport {transport!r} is not one of {list(TRANSPORTS)}")
+        """Take the next updates' bytes by it. InvalidInputError on a transport that this server lacks."""
+        self._receive = load_transport(transport)
 
     def start(self, sync_id: str, manifest: WeightsManifest) -> None:
         """Check the manifest (WeightsRefusedError) and make room for its bytes. Repeating it changes nothing."""
@@ -67,7 +64,7 @@ class WeightUpdates:
         # A fresh staging for every try: bytes of a broken one must not count as received.
         staging = Staging(manifest, reuse=self._spare)
         self._spare = staging
-        await receive(source, manifest, staging, deadline_s)
+        await self._receive(source, manifest, staging, deadline_s)
         staging.finish()
         if self._manifest is not manifest:
             raise StateError(f"weight update {sync_id!r} was replaced by {self._sync_id!r} while it came in")
