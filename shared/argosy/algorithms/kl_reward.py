@@ -1,7 +1,7 @@
 """KL in the reward: r_t -= β · KL_t(old, reference), with a fixed or an adaptive β.
 
 Ziegler et al. 2019, "Fine-Tuning Language Models from Human Preferences", arXiv:1909.08593, §2.2 for the penalty and
-the controller: β ← β · (1 + clip(KL/target - 1, ±0.2) · n / horizon).
+the controller: β ← β · (1 + clip(KL/target - 1, ±ERROR_LIMIT) · n / horizon).
 Per-token estimators of KL with d = log p - log q (Schulman 2020, "Approximating KL divergence"): k1 = d, k2 = d²/2,
 k3 = e^{-d} + d - 1, abs = |d|.
 """
@@ -20,6 +20,8 @@ Floats = npt.NDArray[np.float64]
 
 LOG_RATIO_LIMIT = 20.0
 K3_LIMIT = 10.0
+ERROR_LIMIT = 0.2
+"""Most that the adaptive controller reacts to, as a share of the target (Ziegler et al. 2019, §2.2)."""
 
 
 def kl_penalty(log_prob: npt.NDArray[Any], reference: npt.NDArray[Any], kind: str) -> Floats:
@@ -49,5 +51,5 @@ class KLController:
         """Move β after a step whose mean per-token KL was `current_kl` over `sequence_count` sequences."""
         if self.horizon is None:
             return
-        error = float(np.clip(current_kl / self.target - 1.0, -0.2, 0.2))
+        error = float(np.clip(current_kl / self.target - 1.0, -ERROR_LIMIT, ERROR_LIMIT))
         self.coef *= 1.0 + error * sequence_count / self.horizon
