@@ -194,10 +194,6 @@ class EtcdClient:
         answer = self._call(self._client.clusterstub.MemberList, self.pb.MemberListRequest())
         return [member.name for member in answer.members]
 
-    def server_version(self) -> str:
-        """The version of the server that answers."""
-        return str(self._call(self._client.maintenancestub.Status, self.pb.StatusRequest()).version)
-
     def login(self) -> None:
         """Get a new token, when a user is configured."""
         if self.options.user is None:

@@ -106,10 +106,6 @@ class TextTokenizer:
             )
         )
 
-    def decode_batch(self, rows: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
-        """`decode` for many rows."""
-        return [self.decode(row, skip_special_tokens=skip_special_tokens) for row in rows]
-
     def save(self, folder: str | Path) -> None:
         """Write tokenizer and chat template into a model folder, for an exported checkpoint."""
         self._tokenizer.save_pretrained(str(folder))

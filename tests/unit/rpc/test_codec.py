@@ -63,47 +63,6 @@ def test_columns_that_do_not_fit_are_refused() -> None:
         common.float32s_from_bytes(b"123", "log_probs")
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.arange(6, dtype=np.float32).reshape(2, 3),
-        np.arange(6, dtype=np.int64)[::2],
-        np.arange(6, dtype=">i4").reshape(3, 2).T,
-        np.float64(3.5).reshape(()),
-        np.zeros((0, 4), np.int8),
-    ],
-)
-def test_arrays_come_back_with_dtype_and_shape(array: Any) -> None:
-    message = values_pb2.ArrayBytes.FromString(common.array_to_pb(array).SerializeToString())
-    got = common.array_from_pb(message)
-    np.testing.assert_array_equal(got, array)
-    assert got.shape == array.shape
-    assert got.dtype == array.dtype.newbyteorder("<")
-
-
-def test_bfloat16_travels_as_its_bits() -> None:
-    bits = np.array([0x3F80, 0xC000], np.uint16)
-    message = common.array_to_pb(bits, "bfloat16")
-    assert (message.dtype, list(message.shape)) == ("bfloat16", [2])
-    np.testing.assert_array_equal(common.array_from_pb(message), bits)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "shape", "data"),
-    [
-        ("float32", [2], b"1234"),
-        ("float32", [-1], b"1234"),
-        ("float33", [1], b"1234"),
-        ("object", [1], b"12345678"),
-        ("", [1], b""),
-        ("float32", [2**40, 2**40], b""),
-    ],
-)
-def test_arrays_that_contradict_themselves_are_refused(dtype: str, shape: list[int], data: bytes) -> None:
-    with pytest.raises(InvalidInputError):
-        common.array_from_pb(values_pb2.ArrayBytes(dtype=dtype, shape=shape, data=data))
-
-
 def test_scalars_keep_their_kind() -> None:
     values: dict[str, float | str | bool] = {"a": 1.5, "b": True, "c": "x", "d": False}
     got = common.scalars_from_pb(common.scalars_to_pb(values))

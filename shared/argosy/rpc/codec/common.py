@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ from argosy.types.records import Mutation, TensorSpec, VersionRun, WeightChunk, 
 
 INT32 = np.dtype("<i4")
 FLOAT32 = np.dtype("<f4")
-_BFLOAT16_CARRIER = np.dtype("<u2")
 """numpy has no bfloat16: its bits travel as uint16."""
 
 
@@ -124,27 +122,6 @@ def _column(data: bytes, dtype: np.dtype[Any], field: str) -> npt.NDArray[Any]:
     if len(data) % dtype.itemsize:
         raise InvalidInputError(f"{field} has {len(data)} bytes, not a multiple of {dtype.itemsize} ({dtype.name})")
     return np.frombuffer(data, dtype)
-
-
-def array_to_pb(array: npt.NDArray[Any], dtype_name: str = "") -> values_pb2.ArrayBytes:
-    """Any array as raw little-endian bytes. bfloat16 is given as its bits in uint16 with dtype_name "bfloat16"."""
-    little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False)
-    return values_pb2.ArrayBytes(dtype=dtype_name or array.dtype.name, shape=array.shape, data=little.tobytes())
-
-
-def array_from_pb(message: values_pb2.ArrayBytes) -> npt.NDArray[Any]:
-    """The array, read-only; bfloat16 as its bits in uint16. InvalidInputError if dtype, shape and length disagree."""
-    try:
-        dtype = _BFLOAT16_CARRIER if message.dtype == "bfloat16" else np.dtype(message.dtype).newbyteorder("<")
-    except TypeError as unknown:
-        raise InvalidInputError(f"unknown dtype {message.dtype!r}") from unknown
-    if dtype.hasobject:
-        raise InvalidInputError(f"dtype {message.dtype!r} is not a number's")
-    shape = tuple(message.shape)
-    expected = dtype.itemsize * math.prod(shape)
-    if min(shape, default=0) < 0 or expected != len(message.data):
-        raise InvalidInputError(f"{message.dtype}{list(shape)} takes {expected} bytes, got {len(message.data)}")
-    return np.frombuffer(message.data, dtype).reshape(shape)
 
 
 def scalars_to_pb(values: Mapping[str, float | str | bool]) -> dict[str, values_pb2.ScalarValue]:

@@ -24,15 +24,13 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!argosy/api/common/v1/values.proto\x12\x14\x61rgosy.api.common.v1\"8\n\nArrayBytes\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"H\n\x0bScalarValue\x12\x10\n\x06number\x18\x01 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x0e\n\x04\x66lag\x18\x03 \x01(\x08H\x00\x42\x07\n\x05valueb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!argosy/api/common/v1/values.proto\x12\x14\x61rgosy.api.common.v1\"H\n\x0bScalarValue\x12\x10\n\x06number\x18\x01 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x0e\n\x04\x66lag\x18\x03 \x01(\x08H\x00\x42\x07\n\x05valueb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'argosy.api.common.v1.values_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ARRAYBYTES']._serialized_start=59
-  _globals['_ARRAYBYTES']._serialized_end=115
-  _globals['_SCALARVALUE']._serialized_start=117
-  _globals['_SCALARVALUE']._serialized_end=189
+  _globals['_SCALARVALUE']._serialized_start=59
+  _globals['_SCALARVALUE']._serialized_end=131
 # @@protoc_insertion_point(module_scope)

@@ -4,41 +4,11 @@ isort:skip_file
 """
 
 import builtins
-import collections.abc
 import google.protobuf.descriptor
-import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
-
-@typing.final
-class ArrayBytes(google.protobuf.message.Message):
-    """An array as raw bytes."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    DTYPE_FIELD_NUMBER: builtins.int
-    SHAPE_FIELD_NUMBER: builtins.int
-    DATA_FIELD_NUMBER: builtins.int
-    dtype: builtins.str
-    """numpy's name: "float32", "int32", "int64", "int8", …; "bfloat16" too. Empty is not allowed."""
-    data: builtins.bytes
-    """The values, little-endian, row-major; the length is the product of shape times the width of dtype."""
-    @property
-    def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Extents, the slowest first. Empty: a single value."""
-
-    def __init__(
-        self,
-        *,
-        dtype: builtins.str = ...,
-        shape: collections.abc.Iterable[builtins.int] | None = ...,
-        data: builtins.bytes = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "dtype", b"dtype", "shape", b"shape"]) -> None: ...
-
-global___ArrayBytes = ArrayBytes
 
 @typing.final
 class ScalarValue(google.protobuf.message.Message):
