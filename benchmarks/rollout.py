@@ -49,6 +49,10 @@ class Measured:
         """Output tokens per second."""
         return self.tokens / self.seconds
 
+    def __str__(self) -> str:
+        rate = f"{self.rate:9.1f} output tokens/s"
+        return f"  {self.name:32} {self.seconds:8.1f} s {rate}  ({self.cpu_seconds:.1f} s of CPU)"
+
 
 def make_work(tokenizer: Any, args: argparse.Namespace) -> list[Work]:
     """Chat prompts of 30–160 tokens; output lengths skewed, most short and a few long."""
@@ -129,6 +133,7 @@ def run_generate(works: Sequence[Work], args: argparse.Namespace) -> list[Measur
         seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu_begun
         tokens = sum(length for _, length in rows)
         found.append(Measured(f"model.generate, batch {size}", tokens, seconds, cpu_seconds))
+        print(found[-1], file=sys.stderr, flush=True)  # a long run that is cut short leaves what it has
     return found
 
 
@@ -182,6 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokenizer = load_tokenizer(args.model)
     works = make_work(tokenizer, args)
     ours = run_engine(works, tokenizer.decode, args)
+    print(ours, file=sys.stderr, flush=True)
     theirs = run_generate(works, args)
     best = max(theirs, key=lambda measured: measured.rate, default=None)
     ratio = ours.rate / best.rate if best is not None else None
@@ -195,10 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{ours.tokens} output tokens, {args.dtype}, {args.threads} threads on {args.device}"
     )
     for measured in (ours, *theirs):
-        print(
-            f"  {measured.name:32} {measured.seconds:8.1f} s {measured.rate:9.1f} output tokens/s"
-            f"  ({measured.cpu_seconds:.1f} s of CPU)"
-        )
+        print(measured)
     if ratio is not None:
         print(f"  ratio to the best generate: {ratio:.2f}")
     return 0
