@@ -87,13 +87,15 @@ class RunConsole:
         """A resumed run starts in the middle of the bar."""
         self._progress.update(self._task, completed=step)
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a row."""
-        row = cells(metrics)
-        self._rows.append((step, row))
+    def step(self, step: int, metrics: Mapping[str, float], *, row: bool = True) -> None:
+        """Move the bar, and add a row unless `trainer.logger` leaves the console out."""
         self._progress.update(self._task, completed=step)
+        if not row:
+            return
+        values = cells(metrics)
+        self._rows.append((step, values))
         if not self._live_wanted:
-            pairs = (f"{heading} {cell}" for (heading, _, _), cell in zip(COLUMNS, row, strict=True))
+            pairs = (f"{heading} {cell}" for (heading, _, _), cell in zip(COLUMNS, values, strict=True))
             self.console.print(f"step {step}: " + "  ".join(pairs), highlight=False, soft_wrap=True)
 
     def note(self, text: str) -> None:

@@ -39,9 +39,9 @@ class RunObserver:
         self.last_metrics = metrics
         for logger in self._loggers:
             logger.log(step, metrics)
-        self._console.step(step, metrics)
+        self._console.step(step, metrics, row="console" in self._config.trainer.logger)
         if self._config.trainer.rollout_data_dir:
-            folder = Path(self._config.trainer.rollout_data_dir)
+            folder = Path(self._config.trainer.rollout_data_dir).expanduser()
             self._dump(folder, step, record.prompts, record, None)
 
     def validated(self, step: int, result: ValidationResult, prompts: Sequence[Prompt]) -> None:
@@ -53,7 +53,7 @@ class RunObserver:
             self._console.note(f"held-out at step {step}: {moment.text()}")
         trainer = self._config.trainer
         if trainer.validation_data_dir:
-            self._dump(Path(trainer.validation_data_dir), step, prompts, result, None)
+            self._dump(Path(trainer.validation_data_dir).expanduser(), step, prompts, result, None)
         if trainer.log_val_generations > 0:
             self._dump(self._run_dir / "validation", step, prompts, result, trainer.log_val_generations)
 

@@ -89,7 +89,6 @@ def elsewhere(config: Config) -> Config:
     return config.with_values({"trainer.default_local_dir": f"{config.run_folder}-2"})
 
 
-@pytest.mark.xfail(reason="RunObserver.step_done shows every step, whatever trainer.logger says", strict=True)
 async def test_logger_console(job: Config, monkeypatch: Patch) -> None:
     shown = await run_recorded(job.with_values({"trainer.logger": ["console", "file"]}), monkeypatch)
     hidden = await run_recorded(elsewhere(job.with_values({"trainer.logger": ["file"]})), monkeypatch)
@@ -155,7 +154,6 @@ async def test_validation_data_dir(job: Config, tmp_path: Path, monkeypatch: Pat
     assert rows(tmp_path / "answers") == {"0.jsonl": 4, "2.jsonl": 4}
 
 
-@pytest.mark.xfail(reason="RunObserver doesn't expand ~ in the folders of dumps", strict=True)
 @pytest.mark.parametrize("key", ["trainer.rollout_data_dir", "trainer.validation_data_dir"])
 async def test_folders_may_begin_with_home(job: Config, tmp_path: Path, monkeypatch: Patch, key: str) -> None:
     """As in every other path of the configuration, `~` is the home folder."""
