@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from argosy.algorithms.kl_reward import KLController
-from argosy.config import Config
+from argosy.controller.canary import agreement_metrics, warn_of_disagreement
 from argosy.controller.context import RunContext
 from argosy.controller.control import RunControl
 from argosy.controller.data.sampler import PromptSampler
@@ -28,7 +28,7 @@ from argosy.controller.metrics import batch_metrics, outcome_metrics, performanc
 from argosy.controller.recovery import CheckpointStore, publish_latest
 from argosy.controller.stages.advantage import add_advantages, build_batch, subtract_kl
 from argosy.controller.stages.prompt import make_requests, training_params
-from argosy.controller.stages.reference import add_log_probs, agreement_metrics
+from argosy.controller.stages.reference import add_log_probs
 from argosy.controller.stages.reward import RewardStage, check_failures
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.controller.stages.sync import publish_and_sync
@@ -211,8 +211,7 @@ class Controller:
                     await self.save()
         timing["step"] = time.perf_counter() - produced.started
         metrics |= performance_metrics(batch, timing) | self.ctx.counters
-        if samples_from_the_full_distribution(self.ctx.config):
-            warn_of_disagreement(metrics, step)
+        warn_of_disagreement(self.ctx.config, metrics, step)
         metrics |= {"training/global_step": float(step), "training/epoch": float(record.prompts[0].group.data_epoch)}
         self._observer.step_done(step, metrics, record)
         self._control.view.metrics = metrics
@@ -322,29 +321,6 @@ def _kl_controller(ctx: RunContext) -> KLController:
     control = ctx.config.algorithm.kl_ctrl
     horizon = float(control.horizon) if control.type == "adaptive" else None
     return KLController(control.kl_coef, control.target_kl, horizon)
-
-
-DISAGREEMENT = 0.05
-"""Mean |π_trainer - π_rollout| above which a step is warned about: bfloat16 stays well below, stale weights don't."""
-
-
-def samples_from_the_full_distribution(config: Config) -> bool:
-    """Whether rollout log-probs are of the policy itself: filters and penalties change what is sampled from."""
-    rollout = config.actor_rollout_ref.rollout
-    filtered = rollout.top_p < 1 or rollout.top_k > 0 or config.argosy.rollout.min_p > 0
-    return rollout.do_sample and not filtered and rollout.repetition_penalty == 1
-
-
-def warn_of_disagreement(metrics: Mapping[str, float], step: int) -> None:
-    """The log-prob canary of every step: the engine and the trainer must mean the same distribution."""
-    mean = metrics.get("training/rollout_probs_diff_mean", 0.0)
-    if mean > DISAGREEMENT:
-        log.warning(
-            "step %d: rollout and trainer differ by %.3f in the mean probability of sampled tokens: look for weights "
-            "that did not arrive, another temperature, or different precision on the two sides",
-            step,
-            mean,
-        )
 
 
 def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

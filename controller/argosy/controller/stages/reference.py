@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from argosy.algorithms.agreement import rollout_agreement
 from argosy.config import Config
 from argosy.controller.context import RunContext
 from argosy.types.batch import TrajectoryBatch
@@ -39,12 +38,3 @@ async def add_log_probs(ctx: RunContext, batch: TrajectoryBatch) -> TrajectoryBa
         rows = dict(zip(answer.sample_ids, answer.ragged("log_probs"), strict=True))
         batch = batch.with_rows(name, rows)
     return batch
-
-
-def agreement_metrics(batch: TrajectoryBatch) -> dict[str, float]:
-    """Rollout against trainer, where old log-probs were computed; else the trainer reports it from its update."""
-    if not batch.has("old_log_probs"):
-        return {}
-    trained = batch.ragged("response_mask").values.astype(bool)
-    ours, theirs = batch.ragged("old_log_probs").values, batch.ragged("rollout_log_probs").values
-    return rollout_agreement(ours[trained], theirs[trained])
