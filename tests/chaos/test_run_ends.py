@@ -103,3 +103,31 @@ def test_h6_interrupt_at_start_up_twice(job: ToyJob) -> None:
     code, err = ended(process)
     assert code == 130, err
     wait_until(lambda: processes_of(job.folder / "h6-start") == {}, "all processes gone", 20)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_h6_e3_ended_in_a_save(job: ToyJob, number: signal.Signals) -> None:
+    """A save that was under way is dropped whole; the same command goes on from the last complete checkpoint."""
+    run = f"h6-save-{number.name}"
+    folder = job.folder / run
+    often = ("argosy.placement=inprocess", "trainer.val_before_train=False", "trainer.save_freq=1")
+    process = job.start(run, *often, "trainer.total_training_steps=100000")
+
+    def saving() -> bool:
+        return len(job.metrics(run)) >= 2 and any(folder.glob(".global_step_*.partial"))
+
+    deadline = time.monotonic() + 120
+    while not saving():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(number)
+    ended(process)
+    wait_until(lambda: processes_of(folder) == {}, "all processes gone", 20)
+    last = job.metrics(run)[-1]["step"]
+    code, out, err = job.run(run, *often, f"trainer.total_training_steps={last + 2}")
+    assert code == 0, out + err
+    assert "resumed from" in out
+    steps = [row["step"] for row in job.metrics(run)]
+    assert steps == list(range(1, last + 3)), "no step is lost, none is there twice"
+    assert not list(folder.glob(".global_step_*.partial"))
