@@ -24,6 +24,18 @@ class AdvantageInputs:
     """Which group each sample belongs to, [B], numbers 0…G-1 in any order."""
     judged: npt.NDArray[np.bool_]
     """False for samples without a score (abstained or failed), [B]: they leave mean and spread, and get advantage 0."""
+    values: Ragged | None = None
+    """The critic's V of each response token, before the update, [N]."""
+    old_log_probs: Ragged | None = None
+    """Log-probability of each response token under the policy that the update starts from, [N]."""
+    sum_pi_squared: Ragged | None = None
+    """Σ_v π_v² of the policy's distribution at each response token, [N], in (0, 1]."""
+    rollout_is_weights: Ragged | None = None
+    """Importance weight of each response token that rollout correction gives, [N]."""
+    baseline: npt.NDArray[np.float64] | None = None
+    """Reward of the greedy answer to each sample's prompt, [B]; NaN = nobody could judge it."""
+    reward_parts: Mapping[str, npt.NDArray[np.float64]] | None = None
+    """The named rewards that a sample's score is made of, each [B]; NaN = not given for that sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +43,13 @@ class AdvantageOptions:
     """Keys of `algorithm.*` that estimators read."""
 
     norm_adv_by_std_in_grpo: bool = True
+    """False = no division by the group's deviation (Dr.GRPO)."""
     gamma: float = 1.0
+    """Discount of later rewards, in [0, 1]."""
     lam: float = 1.0
+    """GAE's λ, in [0, 1]: 1 = whole returns against the critic, 0 = one step."""
+    gdpo_weights: Mapping[str, float] | None = None
+    """Weight of each reward part in GDPO; None = 1 for every part there is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +59,8 @@ class AdvantageResult:
     advantages: Ragged
     """[N] float32, 0 where the mask is 0."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    returns: Ragged | None = None
+    """What the critic's values should become, [N] float32; only from estimators that use values."""
 
 
 def group_numbers(groups: Sequence[Any]) -> npt.NDArray[np.int64]:
