@@ -1,8 +1,8 @@
 """The loop: draw prompts, generate, score, advantages, update, sync; validate and save now and then.
 
-Two tasks with a bounded queue between them: `_produce` draws and generates, `_train` learns and publishes. How far the
-first may run ahead of the second is `argosy.max_staleness`; with 0 a step is generated only when the weights of the
-step before it are everywhere, which is synchronous training.
+Two tasks with a bounded queue between them: `_produce` draws and generates (producing.py), `_train` learns and
+publishes. How far the first may run ahead of the second is `argosy.max_staleness`; with 0 a step is generated only when
+the weights of the step before it are everywhere, which is synchronous training.
 
     argosy train → cli/train.py → Controller.run (here) → stages/*.py → algorithms/*
 """
@@ -25,20 +25,20 @@ from argosy.controller.control import RunControl
 from argosy.controller.data.sampler import PromptSampler
 from argosy.controller.ledger import LedgerCut
 from argosy.controller.metrics import batch_metrics, outcome_metrics, performance_metrics
+from argosy.controller.producing import Produced, Producer, StepRecord
 from argosy.controller.recovery import CheckpointStore, publish_latest
 from argosy.controller.stages.advantage import add_advantages, build_batch, subtract_kl
-from argosy.controller.stages.prompt import make_requests, training_params
 from argosy.controller.stages.reference import add_log_probs
-from argosy.controller.stages.reward import RewardStage, check_failures
+from argosy.controller.stages.reward import check_failures
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.controller.stages.sync import publish_and_sync
 from argosy.controller.stages.update import update_policy
 from argosy.controller.stages.validation import ValidationResult, validate
 from argosy.controller.staleness import StalenessGate
-from argosy.telemetry.traces import span, traceparent
+from argosy.telemetry.traces import span
 from argosy.types.batch import TrajectoryBatch
-from argosy.types.ids import PolicyVersion, SampleId
-from argosy.types.records import Completion, Outcome, Prompt, Scored
+from argosy.types.ids import PolicyVersion
+from argosy.types.records import Prompt, Scored
 
 log = logging.getLogger(__name__)
 
@@ -57,30 +57,6 @@ class Observer(Protocol):
 
     def checkpointed(self, step: int, path: Path) -> None:
         """A checkpoint exists."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """What one step was made of, for dumps and for people."""
-
-    step: int
-    prompts: Sequence[Prompt]
-    completions: Mapping[SampleId, Completion]
-    outcomes: Mapping[SampleId, Outcome]
-    version: PolicyVersion | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Produced:
-    """A generated and scored step on its way to the trainer."""
-
-    record: StepRecord
-    sampler_state: Mapping[str, Any]
-    """Of the data order after this step's draw: what a checkpoint of this step saves."""
-    timing: dict[str, float]
-    started: float
-    trace: str
-    """Of the span that produced it: training goes on in the same trace."""
 
 
 @dataclass(slots=True)
@@ -109,15 +85,15 @@ class Controller:
         self.ctx = ctx
         self.state = LoopState(sampler_state=sampler.state())
         self.kl = _kl_controller(ctx)
-        self._sampler = sampler
         self._held_out = held_out
         self._store = store
         self._total_steps = total_steps
         self._observer = observer
         self._control = control
         self._rollout = RolloutStage(ctx)
+        self._producer = Producer(ctx, sampler, self._rollout, self._stage)
         self._gate = StalenessGate(ctx.config.argosy.max_staleness)
-        self._queue: asyncio.Queue[_Produced] = asyncio.Queue(maxsize=ctx.config.argosy.max_staleness + 1)
+        self._queue: asyncio.Queue[Produced] = asyncio.Queue(maxsize=ctx.config.argosy.max_staleness + 1)
         self.first_validation: ValidationResult | None = None
         self.last_validation: ValidationResult | None = None
 
@@ -144,38 +120,7 @@ class Controller:
     async def _produce(self) -> None:
         for step in range(self.state.step + 1, self._total_steps + 1):
             await self._gate.wait(step)
-            await self._queue.put(await self._produce_step(step))
-
-    async def _produce_step(self, step: int) -> _Produced:
-        """Draw, generate and score one step; scoring overlaps with generation."""
-        started = time.perf_counter()
-        self._stage(step, "gen")
-        config, n = self.ctx.config, self.ctx.config.actor_rollout_ref.rollout.n
-        prompts = self._sampler.next_batch()
-        requests = make_requests(
-            prompts, n, training_params(config), "train", config.actor_rollout_ref.rollout.max_model_len
-        )
-        index = {prompt.group: prompt.index for prompt in prompts}
-        self.ctx.ledger.drawn(step, [(request.sample_id, index[request.sample_id.group]) for request in requests])
-        completions: dict[SampleId, Completion] = {}
-        with span("step.produce", step=step, samples=len(requests)):
-            trace = traceparent()
-            async with asyncio.TaskGroup() as tasks:
-                rewards = RewardStage(self.ctx, prompts, n, tasks)
-
-                async def sink(completion: Completion) -> None:
-                    completions[completion.sample_id] = completion
-                    await rewards.add(completion)
-
-                with span("stage.gen", step=step):
-                    await self._rollout.generate(requests, sink)
-                generated = time.perf_counter()
-                self._stage(step, "reward")
-        self.ctx.ledger.completed(list(completions.values()))
-        self.ctx.ledger.scored(rewards.results())
-        timing = {"gen": generated - started, "reward": time.perf_counter() - generated}
-        record = StepRecord(step, prompts, completions, rewards.outcomes, self.state.version)
-        return _Produced(record, self._sampler.state(), timing, started, trace)
+            await self._queue.put(await self._producer.produce(step))
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -191,7 +136,7 @@ class Controller:
                 return
             self._gate.open(self.state.step)
 
-    async def _train_step(self, produced: _Produced) -> None:
+    async def _train_step(self, produced: Produced) -> None:
         record, step, timing = produced.record, produced.record.step, produced.timing
         with span("step", parent=produced.trace, step=step):
             metrics = check_failures(record.outcomes, self.ctx.config.argosy.reward.max_error_rate)

@@ -10,7 +10,7 @@ from argosy.config import Config
 from argosy.controller.console import RunConsole
 from argosy.controller.dumps import write_dump
 from argosy.controller.loggers import MetricLogger
-from argosy.controller.loop import StepRecord
+from argosy.controller.producing import StepRecord
 from argosy.controller.report import held_out
 from argosy.controller.stages.validation import ValidationResult
 from argosy.types.records import Prompt
