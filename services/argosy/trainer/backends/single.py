@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 from torch import Tensor, nn
 
-from argosy.algorithms.agreement import rollout_agreement
 from argosy.modeling.loading import load_causal_lm, resolve_dtype
 from argosy.modeling.memory import peak_memory_bytes
 from argosy.modeling.microbatch import plan_micro_batches
-from argosy.modeling.packed_model import PackedModel, token_places
-from argosy.modeling.packing import pack
+from argosy.modeling.packed_model import PackedModel
 from argosy.trainer.backends.base import BackendState
-from argosy.trainer.objective import TokenColumns, objective, rows_with_gradient
+from argosy.trainer.backends.compute import Compute, PolicyCompute
 from argosy.trainer.optimizer import MasterOptimizer, StepOutcome
 from argosy.trainer.options import TrainerOptions
 from argosy.types.batch import TrajectoryBatch
@@ -49,6 +46,7 @@ class SingleProcessBackend:
             name: parameter for name, parameter in self._hf_model.named_parameters() if parameter.requires_grad
         }
         self._optimizer = MasterOptimizer(self._parameters, options.optimizer)
+        self._compute: Compute = PolicyCompute(self._model, report_entropy=options.report_entropy)
 
     @property
     def parameter_count(self) -> int:
@@ -59,52 +57,18 @@ class SingleProcessBackend:
         self, batch: TrajectoryBatch, loss: LossConfig, normalizer: GlobalNormalizer
     ) -> dict[str, float]:
         """Micro-batch by micro-batch; the sum of their gradients doesn't depend on how they were cut (case B4)."""
-        self._check_columns(batch, loss)
+        compute = self._compute
+        compute.check(batch, loss)
+        compute.begin()
         trained = float(batch.ragged("response_mask").values.sum())
-        batch = batch.select(rows_with_gradient(batch, loss))
+        batch = batch.select(compute.active_rows(batch, loss))
         computed = float(batch.ragged("response_mask").values.sum())
         totals: dict[str, float] = {}
-        agreement = _Agreement()
         limit = self._options.update_limit
         for rows in plan_micro_batches(batch.ragged("prompt_ids"), batch.ragged("response_ids"), limit):
-            for name, value in self._micro_batch(batch, rows, loss, normalizer, trained / computed, agreement).items():
+            for name, value in compute.micro_batch(batch, rows, loss, normalizer, trained / computed).items():
                 totals[name] = totals.get(name, 0.0) + value
-        return totals | agreement.metrics()
-
-    def _micro_batch(
-        self,
-        batch: TrajectoryBatch,
-        rows: np.ndarray[Any, Any],
-        loss: LossConfig,
-        normalizer: GlobalNormalizer,
-        token_weight: float,
-        agreement: _Agreement,
-    ) -> dict[str, float]:
-        """Forward and backward of some rows; returns their shares of the metrics.
-
-        `token_weight` lets the computed tokens speak for those that were left out, in per-token averages.
-        """
-        device = self._model.device
-        packed = pack(batch.ragged("prompt_ids").take(rows), batch.ragged("response_ids").take(rows), device=device)
-        stats = self._model.response_stats(
-            packed,
-            temperature=loss.temperature,
-            entropy=loss.entropy_coeff != 0.0 or self._options.report_entropy,
-        )
-        columns = _token_columns(batch, rows, loss, device)
-        result = objective(stats, columns, packed.owner, packed.sequence_count, loss, normalizer)
-        agreement.add(batch, rows, columns, stats.log_probs.detach())
-        result.loss.backward()  # type: ignore[no-untyped-call]
-        shares = {name: float(value) for name, value in result.metrics.items()}
-        scale = token_weight / max(normalizer.token_count, 1.0)
-        return shares | {name: float(value) * scale for name, value in result.token_metrics.items()}
-
-    def _check_columns(self, batch: TrajectoryBatch, loss: LossConfig) -> None:
-        needed = ["advantages"] + (["ref_log_probs"] if loss.use_kl_loss else [])
-        for name in needed:
-            if not batch.has(name):
-                raise InvalidInputError(f"the batch has no column {name!r}, which this loss needs", field=name)
-        self._model.check(batch)
+        return totals | compute.collected()
 
     def optim_step(self, rate: float) -> StepOutcome:
         """Clip, step, drop the gradients."""
@@ -173,50 +137,6 @@ class SingleProcessBackend:
         if self._model.device.type == "cuda":
             found["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated(self._model.device) / 1e9
         return found
-
-
-class _Agreement:
-    """Collects what the rollout reported and what the trainer computes, while both mean the same weights.
-
-    That is so only in the first pass over fresh samples, when there are no separate old log-probs; otherwise the
-    controller compares those.
-    """
-
-    def __init__(self) -> None:
-        self._trainer: list[Tensor] = []
-        self._rollout: list[np.ndarray[Any, Any]] = []
-
-    def add(self, batch: TrajectoryBatch, rows: np.ndarray[Any, Any], columns: TokenColumns, log_probs: Tensor) -> None:
-        """One micro-batch: `log_probs` are of its response tokens, in the rows' order."""
-        if columns.old_log_probs is not None or not batch.has("rollout_log_probs"):
-            return
-        trained = (columns.mask > 0).cpu()
-        places = token_places(batch.ragged("response_ids"), rows)
-        self._trainer.append(log_probs.float().cpu()[trained])
-        self._rollout.append(batch.ragged("rollout_log_probs").values[places][trained.numpy()])
-
-    def metrics(self) -> dict[str, float]:
-        """training/rollout_probs_diff_* and the correlation; empty if nothing was collected."""
-        if not self._trainer:
-            return {}
-        return rollout_agreement(torch.cat(self._trainer).numpy(), np.concatenate(self._rollout))
-
-
-def _token_columns(
-    batch: TrajectoryBatch, rows: np.ndarray[Any, Any], loss: LossConfig, device: torch.device
-) -> TokenColumns:
-    """The rows' response-token columns, end to end in the rows' order."""
-    places = token_places(batch.ragged("response_ids"), rows)
-
-    def column(name: str) -> Tensor:
-        return torch.from_numpy(batch.ragged(name).values[places].astype(np.float32)).to(device)
-
-    return TokenColumns(
-        advantages=column("advantages"),
-        mask=column("response_mask"),
-        old_log_probs=column("old_log_probs") if batch.has("old_log_probs") else None,
-        ref_log_probs=column("ref_log_probs") if loss.use_kl_loss else None,
-    )
 
 
 def _enable_checkpointing(model: Any) -> None:
