@@ -1,4 +1,7 @@
-"""The objective of one micro-batch: policy loss + β·KL - c·entropy, as this share of the global mini-batch's value."""
+"""The objective of one micro-batch, as its share of the global mini-batch's value.
+
+Of a policy: policy loss + β·KL - c·entropy (`objective`). Of a critic: the clipped squared error (`value_objective`).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from torch import Tensor
 from argosy.algorithms.aggregation import AGGREGATIONS, TokenLayout, aggregate
 from argosy.algorithms.kl import check_kl_type, kl_estimate
 from argosy.algorithms.losses import PolicyLossInputs, get_loss
+from argosy.algorithms.losses.options import read_options
+from argosy.algorithms.values import LOSS_MODE as VALUE_MODE
+from argosy.algorithms.values import ValueOptions, value_loss
 from argosy.modeling.log_probs import TokenStats
 from argosy.modeling.packed_model import check_temperature
 from argosy.types.batch import TrajectoryBatch
@@ -31,6 +37,18 @@ class TokenColumns:
     old_log_probs: Tensor | None
     """None: the weights are still those that sampled, so the log-probs are their own old ones (ratio exactly 1)."""
     ref_log_probs: Tensor | None
+    rollout_is_weights: Tensor | None = None
+    """Multiplies the policy loss of each token (not its KL or entropy): rollout correction. None is 1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ValueColumns:
+    """What the controller sent a critic for M response tokens, on the device."""
+
+    returns: Tensor
+    mask: Tensor
+    old_values: Tensor | None
+    """None: the values that are trained are still their own old ones."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +89,10 @@ def objective(
     advantages = torch.where(columns.mask > 0, columns.advantages, columns.advantages.new_zeros(()))
     inputs = PolicyLossInputs(stats.log_probs, trained(columns.old_log_probs), advantages.to(detached.dtype), layout)
     policy = get_loss(loss.loss_mode)(inputs, loss)
-    total = policy_share = share(policy.losses)
+    losses = policy.losses
+    if columns.rollout_is_weights is not None:
+        losses = losses * torch.where(columns.mask > 0, columns.rollout_is_weights.to(losses.dtype), 0.0)
+    total = policy_share = share(losses)
     metrics = {"actor/pg_loss": policy_share}
     if loss.use_kl_loss:
         kl = share(kl_estimate(stats.log_probs, trained(columns.ref_log_probs), loss.kl_loss_type))
@@ -87,9 +108,37 @@ def objective(
     return Objective(total, {name: value.detach() for name, value in metrics.items()}, sums)
 
 
+def value_objective(
+    values: Tensor, columns: ValueColumns, owner: Tensor, count: int, loss: LossConfig, normalizer: GlobalNormalizer
+) -> Objective:
+    """Clipped value loss, aggregated by loss_agg_mode: a critic's whole objective.
+
+    Args:
+        values: [M], with gradient, under the weights being trained.
+        columns: Of the same tokens.
+        owner: [M] int64, each token's sequence in 0…count-1.
+        count: Sequences of the micro-batch.
+        loss: loss_mode "value", options of `argosy.algorithms.values.ValueOptions`.
+        normalizer: Denominators of the global mini-batch.
+    """
+    layout = TokenLayout(columns.mask, owner, count)
+    detached = values.detach()
+
+    def trained(given: Tensor | None) -> Tensor:
+        return detached if given is None else torch.where(columns.mask > 0, given.to(detached.dtype), detached)
+
+    result = value_loss(values, trained(columns.old_values), trained(columns.returns), loss)
+    total = aggregate(result.losses, layout, loss.loss_agg_mode, normalizer, loss.loss_scale_factor)
+    sums = {name: (metric * columns.mask).sum() for name, metric in result.token_metrics.items()}
+    return Objective(total, {"critic/vf_loss": total.detach()}, sums)
+
+
 def check_loss(loss: LossConfig) -> None:
     """Refuse an objective with an unknown name or a senseless number, before anything is computed."""
-    get_loss(loss.loss_mode)
+    if loss.loss_mode == VALUE_MODE:
+        read_options(ValueOptions, loss)
+    else:
+        get_loss(loss.loss_mode)
     if loss.loss_agg_mode not in AGGREGATIONS:
         raise InvalidInputError(f"unknown loss_agg_mode {loss.loss_agg_mode!r}; known: {', '.join(AGGREGATIONS)}")
     if loss.use_kl_loss:
