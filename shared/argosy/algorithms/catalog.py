@@ -28,13 +28,93 @@ class AlgorithmInfo:
     answer of each prompt), "sum_pi_squared", "old_log_probs", "reward_parts"."""
 
 
+_GAMMA, _BY_STD = "algorithm.gamma", "algorithm.norm_adv_by_std_in_grpo"
+_GROUP = frozenset({"group"})
+_TOKEN_ENERGY = frozenset({"group", "old_log_probs", "sum_pi_squared"})
+_OTB_PAPER = "Li et al. 2026, arXiv:2602.07078"
+
 ADVANTAGES: Mapping[str, AlgorithmInfo] = {
+    "gae": AlgorithmInfo(
+        summary="Generalised advantage estimation against a critic, whitened over the batch: PPO's.",
+        formula="A_t = Σ_l (γλ)^l δ_{t+l}, δ_t = r_t + γ·V_{t+1} − V_t; returns = A + V; then A ← whiten(A)",
+        paper="Schulman et al. 2016, arXiv:1506.02438, eq. 16",
+        keys=(_GAMMA, "algorithm.lam"),
+        needs=frozenset({"values"}),
+    ),
     "grpo": AlgorithmInfo(
         summary="Outcome reward against the group's mean, divided by the group's standard deviation.",
         formula="A_i = (R_i − mean(R)) / (std(R) + 1e-6)",
         paper="Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, §4.1.2",
-        keys=("algorithm.norm_adv_by_std_in_grpo",),
-        needs=frozenset({"group"}),
+        keys=(_BY_STD,),
+        needs=_GROUP,
+    ),
+    "dr_grpo": AlgorithmInfo(
+        summary="GRPO without the division: hard and easy prompts weigh the same (Dr.GRPO).",
+        formula="A_i = R_i − mean(R)",
+        paper="Liu et al. 2025, arXiv:2503.20783, eq. 3",
+        needs=_GROUP,
+    ),
+    "grpo_passk": AlgorithmInfo(
+        summary="Only the best response of the group learns, by its lead over the second best (pass@k).",
+        formula="A_best = (max(R) − second(R)) / (std(R) + 1e-6); all others 0",
+        paper="Tang et al. 2025, arXiv:2503.19595, §3",
+        keys=(_BY_STD,),
+        needs=_GROUP,
+    ),
+    "reinforce_plus_plus": AlgorithmInfo(
+        summary="Discounted rewards to go, whitened over the batch; one response per prompt is enough.",
+        formula="A_t = whiten(Σ_{t'≥t} γ^{t'−t}·r_{t'})",
+        paper="Hu et al. 2025, REINFORCE++, arXiv:2501.03262",
+        keys=(_GAMMA,),
+    ),
+    "reinforce_plus_plus_baseline": AlgorithmInfo(
+        summary="Outcome reward against the group's mean, whitened over the batch.",
+        formula="A_i = whiten(R_i − mean(R))",
+        paper="Hu et al. 2025, REINFORCE++, arXiv:2501.03262",
+        needs=_GROUP,
+    ),
+    "remax": AlgorithmInfo(
+        summary="Rewards to go against the reward of a greedy answer to the same prompt.",
+        formula="A_t = Σ_{t'≥t} r_{t'} − R(greedy answer)",
+        paper="Li et al. 2024, ReMax, arXiv:2310.10505, algorithm 1",
+        needs=frozenset({"baseline"}),
+    ),
+    "rloo": AlgorithmInfo(
+        summary="Outcome reward against the mean of the group's other responses (leave one out).",
+        formula="A_i = R_i − Σ_{j≠i} R_j / (n−1) = n/(n−1)·(R_i − mean(R))",
+        paper="Ahmadian et al. 2024, arXiv:2402.14740, eq. 8; Kool et al. 2019",
+        needs=_GROUP,
+    ),
+    "opo": AlgorithmInfo(
+        summary="Outcome reward against the group's mean weighted by response length.",
+        formula="A_i = R_i − Σ_j len_j·R_j / Σ_j len_j",
+        paper="Hao et al. 2025, OPO, arXiv:2505.23585",
+        needs=_GROUP,
+    ),
+    "gpg": AlgorithmInfo(
+        summary="Outcome reward against the group's mean, scaled up when few samples of the batch are rewarded.",
+        formula="A_i = α·(R_i − mean(R)), α = B / count(R ≠ 0)",
+        paper="Chu et al. 2025, GPG, arXiv:2504.02546",
+        needs=_GROUP,
+    ),
+    "optimal_token_baseline": AlgorithmInfo(
+        summary="At each place in the response, the group's baseline of least gradient variance.",
+        formula="A_t = G_t − Σ_i G·W / Σ_i W, W_t = Σ_{j≤t} (1 − 2π_j + Σ_v π_v²), G_t = Σ_{t'≥t} r_{t'}",
+        paper=_OTB_PAPER,
+        needs=_TOKEN_ENERGY,
+    ),
+    "tir_optimal_token_baseline": AlgorithmInfo(
+        summary="The same at each place among the sampled tokens, for responses with tool output in between.",
+        formula="as optimal_token_baseline, t counts sampled tokens",
+        paper=_OTB_PAPER,
+        needs=_TOKEN_ENERGY,
+    ),
+    "gdpo": AlgorithmInfo(
+        summary="Each named reward normalised in the group on its own, then weighed, summed and whitened.",
+        formula="A_i = whiten(Σ_k weight_k·(R_i^k − mean(R^k)) / (std(R^k) + 1e-6))",
+        paper="Liu et al. 2026, GDPO, arXiv:2601.05242, eq. 4–6",
+        keys=("algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights", _BY_STD),
+        needs=frozenset({"group", "reward_parts"}),
     ),
 }
 """algorithm.adv_estimator → info."""
@@ -54,3 +134,49 @@ LOSSES: Mapping[str, AlgorithmInfo] = {
     ),
 }
 """actor_rollout_ref.actor.policy_loss.loss_mode → info."""
+
+_CORRECTION_KEYS = ("algorithm.rollout_correction.rollout_is_threshold",)
+_REJECTION_KEYS = ("algorithm.rollout_correction.rollout_rs_threshold",)
+_MIS = (
+    "Liu et al. 2025, When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch; "
+    "Schulman 2020, Approximating KL Divergence"
+)
+
+
+def _rejection(name: str) -> AlgorithmInfo:
+    over, _, kind = name.rpartition("_")
+    estimate = {"k1": "k1 = −ℓ", "k2": "k2 = ℓ²/2", "k3": "k3 = e^ℓ − 1 − ℓ"}[kind]
+    unit = {"token": "", "seq_sum": "Σ_t ", "seq_mean": "mean_t ", "seq_max": "max_t "}[over]
+    what = "tokens" if over == "token" else "whole sequences"
+    bounds = f"log lower ≤ {unit}{kind} ≤ log upper" if kind == "k1" else f"{unit}{kind} ≤ threshold"
+    return AlgorithmInfo(
+        summary=f"Takes {what} out of the loss where the sampling engine and the trainer differ too much.",
+        formula=f"kept where {bounds};  {estimate},  ℓ = log π_old − log π_rollout",
+        paper=_MIS,
+        keys=_REJECTION_KEYS,
+    )
+
+
+ROLLOUT_CORRECTION: Mapping[str, AlgorithmInfo] = {
+    "token": AlgorithmInfo(
+        summary="Importance weight of each token for what the engine sampled and the trainer trains.",
+        formula="w_t = min(e^{ℓ_t}, threshold); with a band lo_hi: 0 outside it;  ℓ = log π_old − log π_rollout",
+        paper="Yao et al. 2025 (TIS); Ling Team 2025 (IcePop), arXiv:2510.18855; decoupled: Hilton et al. 2021, "
+        "arXiv:2110.00641",
+        keys=(*_CORRECTION_KEYS, "algorithm.rollout_correction.rollout_is_batch_normalize"),
+    ),
+    "sequence": AlgorithmInfo(
+        summary="One importance weight for all tokens of a sequence: no bias, more variance.",
+        formula="w = min(e^{Σ_t ℓ_t}, threshold); with a band lo_hi: 0 outside it",
+        paper="Liu et al. 2025, When Speed Kills Stability; decoupled: Hilton et al. 2021, arXiv:2110.00641",
+        keys=(*_CORRECTION_KEYS, "algorithm.rollout_correction.rollout_is_batch_normalize"),
+    ),
+    **{
+        name: _rejection(name)
+        for name in (
+            *("token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
+            *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"),
+        )
+    },
+}
+"""algorithm.rollout_correction.rollout_is ("token", "sequence") and .rollout_rs (the rest, comma list) → info."""
