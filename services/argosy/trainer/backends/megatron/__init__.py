@@ -1,0 +1,1 @@
+"""Training through megatron-core: tensor parallel layers over the same packed batches. Optional extra `megatron`."""
