@@ -69,6 +69,20 @@ def load_causal_lm(source: ModelSource) -> Any:
     return _without_dropout(load_plain(source, attn_implementation=PACKED_ATTENTION))
 
 
+def load_base(source: ModelSource) -> tuple[Any, frozenset[str]]:
+    """Load the transformer below the head, else as `load_causal_lm`.
+
+    Returns:
+        A transformers PreTrainedModel such as a LlamaModel, and the names of the stored tensors that it has no place
+        for: those of the head.
+
+    Raises InvalidInputError as `load_plain`.
+    """
+    register_packed_attention()
+    model, info = _load(source, "AutoModel", attn_implementation=PACKED_ATTENTION)
+    return _without_dropout(model), frozenset(map(str, info.get("unexpected_keys") or ()))
+
+
 def load_plain(source: ModelSource, **settings: Any) -> Any:
     """Load a causal LM in eval mode on its device, every weight from its files. `settings` go to `from_pretrained`.
 
@@ -76,8 +90,13 @@ def load_plain(source: ModelSource, **settings: Any) -> Any:
         InvalidInputError: no such folder, no config.json or weights in it, weights that don't fit, or a hub name that
             can't be fetched; an unknown dtype or a device that can't be used.
     """
+    return _load(source, "AutoModelForCausalLM", **settings)[0]
+
+
+def _load(source: ModelSource, kind: str, **settings: Any) -> tuple[Any, Mapping[str, Any]]:
+    """The model, and what transformers found out while loading. `kind`: a class of transformers."""
+    import transformers
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # a service's log is a file
@@ -85,7 +104,7 @@ def load_plain(source: ModelSource, **settings: Any) -> Any:
     dtype, device = resolve_dtype(source.dtype), resolve_device(source.device)
     overrides = {key: value for key, value in source.override_config.items() if key != "attn_implementation"}
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = getattr(transformers, kind).from_pretrained(
             local_or_hub(source.path),
             dtype=dtype,
             trust_remote_code=source.trust_remote_code,
@@ -96,7 +115,7 @@ def load_plain(source: ModelSource, **settings: Any) -> Any:
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise InvalidInputError(f"model {source.path!r} can't be loaded: {error}") from error
     _check_complete(source.path, info)
-    return model.eval().to(device)
+    return model.eval().to(device), info
 
 
 def local_or_hub(path: str) -> str:
