@@ -7,14 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from argosy.algorithms.advantages.grpo import grpo
+from argosy.algorithms.advantages.gae import gae
+from argosy.algorithms.advantages.gdpo import gdpo
+from argosy.algorithms.advantages.gpg import gpg
+from argosy.algorithms.advantages.grpo import dr_grpo, grpo, grpo_passk
 from argosy.algorithms.advantages.inputs import AdvantageInputs, AdvantageOptions, AdvantageResult
+from argosy.algorithms.advantages.opo import opo
+from argosy.algorithms.advantages.optimal_token_baseline import optimal_token_baseline, tir_optimal_token_baseline
+from argosy.algorithms.advantages.reinforce_plus_plus import reinforce_plus_plus, reinforce_plus_plus_baseline
+from argosy.algorithms.advantages.remax import remax
+from argosy.algorithms.advantages.rloo import rloo
 from argosy.types.errors import ConfigError
 
 Estimator = Callable[[AdvantageInputs, AdvantageOptions], AdvantageResult]
 
 ESTIMATORS: dict[str, Estimator] = {
+    "gae": gae,
     "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "grpo_passk": grpo_passk,
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+    "remax": remax,
+    "rloo": rloo,
+    "opo": opo,
+    "gpg": gpg,
+    "optimal_token_baseline": optimal_token_baseline,
+    "tir_optimal_token_baseline": tir_optimal_token_baseline,
+    "gdpo": gdpo,
 }
 
 

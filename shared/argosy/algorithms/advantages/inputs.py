@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from argosy.types.errors import ConfigError
 from argosy.types.ragged import Ragged
 
 
@@ -49,7 +50,7 @@ class AdvantageOptions:
     lam: float = 1.0
     """GAE's λ, in [0, 1]: 1 = whole returns against the critic, 0 = one step."""
     gdpo_weights: Mapping[str, float] | None = None
-    """Weight of each reward part in GDPO; None = 1 for every part there is."""
+    """Weight of each reward part that counts in GDPO; None = 1 for every part there is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +62,21 @@ class AdvantageResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
     returns: Ragged | None = None
     """What the critic's values should become, [N] float32; only from estimators that use values."""
+
+
+def required(inputs: AdvantageInputs, column: Ragged | None, why: str) -> Ragged:
+    """A per-token column that an estimator cannot do without.
+
+    Raises ConfigError(why) when it is missing, ValueError when it belongs to other responses.
+    """
+    if column is None:
+        raise ConfigError(f"{why}; this batch has none")
+    if not np.array_equal(column.offsets, inputs.response_mask.offsets):
+        raise ValueError(
+            f"a column of {len(column.values)} tokens in {len(column)} responses for a mask of "
+            f"{len(inputs.response_mask.values)} tokens in {len(inputs.response_mask)}"
+        )
+    return column
 
 
 def group_numbers(groups: Sequence[Any]) -> npt.NDArray[np.int64]:
