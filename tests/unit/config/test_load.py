@@ -125,7 +125,7 @@ def test_a_value_that_asks_for_what_is_done_passes_in_silence(load_with_warnings
         "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
         "trainer.critic_warmup=0",
         "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1",
-        "algorithm.filter_groups=null",
+        "algorithm.use_pf_ppo=False",
     )
     assert warnings == []
 

@@ -6,6 +6,14 @@ from argosy.config.keys.entry import Honoured
 
 _MODEL, _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{name}" for name in ("model", "actor", "rollout", "ref"))
 
+_REWARD_KWARGS = {
+    "overlong_buffer_cfg.enable": "Whether long answers lose reward.",
+    "overlong_buffer_cfg.len": "Over how many tokens the penalty grows.",
+    "overlong_buffer_cfg.penalty_factor": "The whole penalty.",
+    "overlong_buffer_cfg.log": "Whether the penalty is among the metrics.",
+    "max_resp_len": "The length at which the penalty is whole.",
+}
+
 HONOURED: dict[str, Honoured] = {
     # data
     "data.train_files": Honoured("The rows that are trained on."),
@@ -19,6 +27,7 @@ HONOURED: dict[str, Honoured] = {
     ),
     "data.max_response_length": Honoured("The longest response that is sampled."),
     "data.train_batch_size": Honoured("Prompts per step, so steps per data epoch."),
+    "data.gen_batch_size": Honoured("Prompts per generation batch of dynamic sampling."),
     "data.val_batch_size": Honoured("Validation prompts in flight at once."),
     "data.shuffle": Honoured("Whether each data epoch has its own order or the file's."),
     "data.seed": Honoured("Which orders those are."),
@@ -99,6 +108,20 @@ HONOURED: dict[str, Honoured] = {
     # algorithm
     "algorithm.adv_estimator": Honoured("The advantage estimator: grpo."),
     "algorithm.norm_adv_by_std_in_grpo": Honoured("GRPO, or Dr.GRPO's advantages without the standard deviation."),
+    "algorithm.gamma": Honoured("The discount of later rewards, where the estimator has one."),
+    "algorithm.lam": Honoured("GAE's λ."),
+    "algorithm.gdpo_reward_keys": Honoured("The numbers of the scorer that gdpo normalises each on its own."),
+    "algorithm.gdpo_reward_weights": Honoured("Their weights."),
+    "algorithm.filter_groups.enable": Honoured("Dynamic sampling: groups that teach nothing make room for others."),
+    "algorithm.filter_groups.metric": Honoured("Which number must differ within a group."),
+    "algorithm.filter_groups.max_num_gen_batches": Honoured("Generation batches after which a step is given up."),
+    "algorithm.rollout_correction.rollout_is": Honoured("Importance weights of tokens or sequences."),
+    "algorithm.rollout_correction.rollout_is_threshold": Honoured("Their truncation (2.0) or band (0.5_2.0)."),
+    "algorithm.rollout_correction.rollout_is_batch_normalize": Honoured("Whether they are divided by their mean."),
+    "algorithm.rollout_correction.rollout_rs": Honoured("The criteria by which tokens or sequences are rejected."),
+    "algorithm.rollout_correction.rollout_rs_threshold": Honoured("Their thresholds."),
+    "algorithm.rollout_correction.bypass_mode": Honoured("The engine's log-probs stand for the old ones."),
+    "algorithm.rollout_correction.loss_type": Honoured("The loss of bypass_mode: ppo_clip or reinforce."),
     "algorithm.use_kl_in_reward": Honoured("Whether the KL to the reference is in the reward, and the reference runs."),
     "algorithm.kl_penalty": Honoured("The estimator of that KL."),
     "algorithm.kl_ctrl.type": Honoured("Whether its coefficient is steered."),
@@ -118,6 +141,17 @@ HONOURED: dict[str, Honoured] = {
     "reward.custom_reward_function.reward_kwargs": Honoured(
         "Newer name of custom_reward_function.reward_kwargs.", targets=("custom_reward_function.reward_kwargs",)
     ),
+    "reward_model.reward_manager": Honoured("naive, or dapo with its overlong penalty."),
+    **{f"reward_model.reward_kwargs.{name}": Honoured(effect) for name, effect in _REWARD_KWARGS.items()},
+    "reward.reward_manager.name": Honoured(
+        "Newer name of reward_model.reward_manager.", targets=("reward_model.reward_manager",)
+    ),
+    **{
+        f"reward.reward_kwargs.{name}": Honoured(
+            f"Newer name of reward_model.reward_kwargs.{name}.", targets=(f"reward_model.reward_kwargs.{name}",)
+        )
+        for name in _REWARD_KWARGS
+    },
     "reward.num_workers": Honoured("Worker processes of the reward service.", targets=("argosy.reward.worker_count",)),
     "reward_model.num_workers": Honoured("Older name of reward.num_workers.", targets=("argosy.reward.worker_count",)),
     # trainer

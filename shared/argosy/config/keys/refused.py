@@ -26,7 +26,6 @@ REFUSED: dict[str, Refused] = {
     "data.video_key": Refused(_IMAGES),
     "data.audio_key": Refused(_IMAGES),
     "data.tokenizer": Refused(f"set {_MODEL}.tokenizer_path", neutral=(None,)),
-    "data.gen_batch_size": Refused("only dynamic sampling uses it, which is not there yet", neutral=(None,)),
     "data.custom_cls.*": Refused("custom dataset classes are not there yet; write the rows to a file", neutral=(None,)),
     "data.sampler.*": Refused("custom samplers are not there yet", neutral=(None,)),
     "data.datagen.*": Refused("data generation during the run is not there yet", neutral=(None,)),
@@ -111,19 +110,24 @@ REFUSED: dict[str, Refused] = {
     "critic.*": Refused(_CRITIC),
     "trainer.critic_warmup": Refused(_CRITIC, neutral=(0,)),
     # algorithm
-    "algorithm.gamma": Refused("grpo doesn't discount; gae, which does, arrives with the critic", neutral=(1,)),
-    "algorithm.lam": Refused("belongs to gae, which arrives with the critic", neutral=(1,)),
     "algorithm.use_pf_ppo": Refused(_ALGORITHM, neutral=(False,)),
     "algorithm.pf_ppo.*": Refused(_ALGORITHM),
-    "algorithm.filter_groups": Refused(f"dynamic sampling {_ALGORITHM}", neutral=(None,)),
-    "algorithm.filter_groups.enable": Refused(f"dynamic sampling {_ALGORITHM}", neutral=(False,)),
-    "algorithm.filter_groups.metric": Refused(f"dynamic sampling {_ALGORITHM}", neutral=(None,)),
-    "algorithm.filter_groups.max_num_gen_batches": Refused(f"dynamic sampling {_ALGORITHM}", neutral=(0,)),
-    "algorithm.rollout_correction": Refused(f"rollout correction {_ALGORITHM}", neutral=(None,)),
-    "algorithm.rollout_correction.bypass_mode": Refused(f"rollout correction {_ALGORITHM}", neutral=(False,)),
-    "algorithm.rollout_correction.*": Refused(f"rollout correction {_ALGORITHM}", neutral=(None,)),
-    "algorithm.rollout_is": Refused(f"rollout correction {_ALGORITHM}", neutral=(False, None)),
-    "algorithm.rollout_is_threshold": Refused(f"rollout correction {_ALGORITHM}", neutral=(None,)),
+    "algorithm.filter_groups.max_inflight_gen_batches": Refused(
+        "a generation batch is in flight whole before the next one is drawn", neutral=(1,)
+    ),
+    "algorithm.rollout_correction.rollout_rs_threshold_lower": Refused(
+        f"{_OLD}; give a band: algorithm.rollout_correction.rollout_rs_threshold=0.5_2.0", neutral=(None,)
+    ),
+    "algorithm.rollout_correction.rollout_token_veto_threshold": Refused(
+        f"{_OLD}; reject sequences by algorithm.rollout_correction.rollout_rs=seq_max_k2", neutral=(None,)
+    ),
+    "algorithm.rollout_correction.*": Refused("rollout correction has no such setting here", neutral=(None, False)),
+    "algorithm.rollout_is": Refused(
+        f"{_OLD}; set algorithm.rollout_correction.rollout_is=token or sequence", neutral=(False, None)
+    ),
+    "algorithm.rollout_is_threshold": Refused(
+        f"{_OLD}; set algorithm.rollout_correction.rollout_is_threshold", neutral=(None,)
+    ),
     "algorithm.kl_ctrl.coef": Refused("the key is algorithm.kl_ctrl.kl_coef"),
     # reward
     "reward_model.enable": Refused(_REWARD_MODEL, neutral=(False,)),
@@ -131,23 +135,15 @@ REFUSED: dict[str, Refused] = {
     "reward_model.model.*": Refused(_REWARD_MODEL),
     "reward_model.rollout.*": Refused(_REWARD_MODEL),
     "reward_model.style": Refused(_REWARD_MODEL, neutral=("rule",)),
-    "reward_model.reward_manager": Refused(
-        "each sample is scored on its own (verl's naive); dapo, prime and others are not there yet", neutral=("naive",)
-    ),
-    "reward_model.reward_kwargs.*": Refused(
-        "belongs to reward managers (dapo's overlong penalty) that are not there yet"
-    ),
+    "reward_model.reward_kwargs.*": Refused("no reward manager here has such an argument", neutral=(None,)),
     "reward_model.reward_loop_source": Refused("reward managers of one's own are not there yet", neutral=("register",)),
     "reward_model.reward_loop_module_path": Refused("reward managers of one's own are not there yet", neutral=(None,)),
     "reward_model.reward_loop_class_name": Refused("reward managers of one's own are not there yet", neutral=(None,)),
     "reward_model.sandbox_fusion.*": Refused("code sandboxes are not there yet", neutral=(None,)),
     "reward_model.*": Refused(_REWARD_MODEL),
-    "reward.reward_manager.name": Refused(
-        "each sample is scored on its own (verl's naive); dapo, prime and others are not there yet", neutral=("naive",)
-    ),
     "reward.reward_manager.source": Refused("reward managers of one's own are not there yet", neutral=("register",)),
     "reward.reward_manager.*": Refused("reward managers of one's own are not there yet", neutral=(None,)),
-    "reward.reward_kwargs.*": Refused("belongs to reward managers (dapo's overlong penalty) that are not there yet"),
+    "reward.reward_kwargs.*": Refused("no reward manager here has such an argument", neutral=(None,)),
     "reward.reward_model.enable": Refused(_REWARD_MODEL, neutral=(False,)),
     "reward.reward_model.*": Refused(_REWARD_MODEL),
     "reward.sandbox_fusion.*": Refused("code sandboxes are not there yet", neutral=(None,)),

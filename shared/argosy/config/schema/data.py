@@ -30,6 +30,8 @@ class DataConfig:
     """Most tokens that are sampled for one response."""
     train_batch_size: int = 1024
     """Prompts per training step (not sequences: those are this × actor_rollout_ref.rollout.n)."""
+    gen_batch_size: int | None = None
+    """Prompts per generation batch of dynamic sampling (algorithm.filter_groups); null takes train_batch_size."""
     val_batch_size: int | None = None
     """Validation prompts that are in flight at once; null sends all of them."""
     shuffle: bool = True

@@ -13,7 +13,7 @@ from argosy.config.schema.algorithm import AlgorithmConfig
 from argosy.config.schema.argosy import ArgosyConfig
 from argosy.config.schema.data import DataConfig
 from argosy.config.schema.model import ModelConfig
-from argosy.config.schema.reward import CustomRewardConfig
+from argosy.config.schema.reward import CustomRewardConfig, RewardModelConfig
 from argosy.config.schema.rollout import RolloutConfig
 from argosy.config.schema.trainer import TrainerConfig
 
@@ -48,6 +48,8 @@ class Config:
     """From rewards to advantages."""
     custom_reward_function: CustomRewardConfig = field(default_factory=CustomRewardConfig)
     """The user's own scorer."""
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    """From scores to rewards."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     """The run as a whole."""
     argosy: ArgosyConfig = field(default_factory=ArgosyConfig)

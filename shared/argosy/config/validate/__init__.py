@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from argosy.config.schema import Config
+from argosy.config.validate.algorithms import (
+    check_estimator,
+    check_filter_groups,
+    check_overlong,
+    check_rollout_correction,
+)
 from argosy.config.validate.files import check_data_files, check_other_paths
 from argosy.config.validate.relations import (
     check_argosy,
@@ -20,7 +26,11 @@ from argosy.types.errors import ConfigError
 __all__ = ["CHECKS", "FILE_CHECKS", "find_problems", "validate", "validate_row_count"]
 
 CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
+    check_estimator,
     check_batches,
+    check_filter_groups,
+    check_rollout_correction,
+    check_overlong,
     check_lengths,
     check_optimizer,
     check_trainer,

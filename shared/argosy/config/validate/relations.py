@@ -8,27 +8,13 @@ from collections.abc import Iterator
 from argosy.config.schema import Config
 from argosy.config.validate.rules import one_of
 
-GROUP_ESTIMATORS = frozenset({"grpo"})
-"""Estimators whose baseline is the group's mean: with one response per prompt every advantage is 0."""
 LOGGERS = ("console", "file", "tensorboard", "wandb")
 _MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
 
 
 def check_batches(config: Config) -> Iterator[str]:
-    """Groups, mini-batches, micro-batches."""
-    data, actor, rollout = config.data, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    estimator = config.algorithm.adv_estimator
-    if estimator in GROUP_ESTIMATORS and rollout.n < 2:
-        yield (
-            f"actor_rollout_ref.rollout.n: got {rollout.n} with algorithm.adv_estimator={estimator}, "
-            f"which compares the responses of one prompt: with {rollout.n} each advantage is 0 and nothing is learned; "
-            "wants ≥ 2 (5, 8 and 16 are usual)"
-        )
-    if estimator in GROUP_ESTIMATORS and not rollout.do_sample and rollout.n > 1:
-        yield (
-            f"actor_rollout_ref.rollout.do_sample: got false with rollout.n={rollout.n}: greedy responses of one "
-            "prompt are all the same, and nothing is learned; set it true"
-        )
+    """Mini-batches and micro-batches."""
+    data, actor = config.data, config.actor_rollout_ref.actor
     mini, batch = actor.ppo_mini_batch_size, data.train_batch_size
     if mini > batch:
         yield (

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from argosy.algorithms.catalog import ADVANTAGES
 from argosy.config.convert import get_value
 from argosy.config.lookup import show
 from argosy.config.schema import Config
@@ -16,6 +17,8 @@ _ACTOR, _ROLLOUT, _REF, _VAL = (
 _OPTIM = f"{_ACTOR}.optim"
 _SERVICES = ("rollout", "trainer", "reference", "reward")
 _DTYPES = ("float32", "bfloat16")
+LOSS_TYPES = ("ppo_clip", "reinforce")
+"""Of rollout correction's bypass mode; the first is the default."""
 _ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 
 
@@ -60,6 +63,7 @@ RANGES: dict[str, Range] = {
     "data.max_prompt_length": COUNT,
     "data.max_response_length": COUNT,
     "data.train_batch_size": COUNT,
+    "data.gen_batch_size": COUNT,
     "data.val_batch_size": COUNT,
     "data.seed": NOT_NEGATIVE,
     f"{_ACTOR}.ppo_mini_batch_size": COUNT,
@@ -97,9 +101,15 @@ RANGES: dict[str, Range] = {
     f"{_VAL}.top_p": Range(0, 1, low_open=True),
     f"{_REF}.log_prob_micro_batch_size_per_gpu": COUNT,
     f"{_REF}.log_prob_max_token_len_per_gpu": COUNT,
+    "algorithm.gamma": UNIT,
+    "algorithm.lam": UNIT,
+    "algorithm.filter_groups.max_num_gen_batches": Range(0, also=(-1,)),
     "algorithm.kl_ctrl.kl_coef": NOT_NEGATIVE,
     "algorithm.kl_ctrl.horizon": COUNT,
     "algorithm.kl_ctrl.target_kl": POSITIVE,
+    "reward_model.reward_kwargs.overlong_buffer_cfg.len": COUNT,
+    "reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor": NOT_NEGATIVE,
+    "reward_model.reward_kwargs.max_resp_len": COUNT,
     "trainer.total_epochs": COUNT,
     "trainer.total_training_steps": COUNT,
     "trainer.save_freq": OR_OFF,
@@ -138,9 +148,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     f"{_ACTOR}.fsdp_config.model_dtype": ("fp32", "float32"),
     f"{_ACTOR}.fsdp_config.dtype": _DTYPES,
     f"{_ROLLOUT}.name": ("hf",),
-    "algorithm.adv_estimator": ("grpo",),
+    "algorithm.adv_estimator": tuple(name for name, info in ADVANTAGES.items() if "values" not in info.needs),
     "algorithm.kl_penalty": _ESTIMATORS,
     "algorithm.kl_ctrl.type": ("fixed", "adaptive"),
+    "algorithm.rollout_correction.loss_type": LOSS_TYPES,
+    "reward_model.reward_manager": ("naive", "dapo"),
     "trainer.resume_mode": ("auto", "disable", "resume_path"),
     "argosy.placement": ("local", "inprocess"),
     "argosy.rollout.dtype": _DTYPES,
