@@ -14,7 +14,7 @@ from torch import Tensor
 
 from argosy.algorithms.aggregation import AGGREGATIONS, TokenLayout, aggregate
 from argosy.algorithms.kl import check_kl_type, kl_estimate
-from argosy.algorithms.losses import PolicyLossInputs, get_loss
+from argosy.algorithms.losses import PolicyLossInputs, check_options, get_loss
 from argosy.algorithms.losses.options import read_options
 from argosy.algorithms.values import LOSS_MODE as VALUE_MODE
 from argosy.algorithms.values import ValueOptions, value_loss
@@ -24,8 +24,14 @@ from argosy.types.batch import TrajectoryBatch
 from argosy.types.errors import InvalidInputError
 from argosy.types.records import GlobalNormalizer, LossConfig
 
-ZERO_AT_ZERO_ADVANTAGE = frozenset({"vanilla"})
-"""Loss modes whose loss and gradient are exactly 0 where the advantage is 0."""
+ZERO_AT_ZERO_ADVANTAGE = frozenset(
+    {"vanilla", "gspo", "sapo", "gpg", "clip_cov", "geo_mean", "cispo", "dppo_tv", "dppo_kl", "bypass_mode"}
+)
+"""Loss modes whose loss and gradient are exactly 0 in a sequence whose advantages are all 0. The penalties of kl_cov
+and dro stay."""
+
+NEEDS_OLD_LOG_PROBS = frozenset({"bypass_mode"})
+"""Loss modes that are something else without the column old_log_probs, here the sampling policy's log-probs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +45,8 @@ class TokenColumns:
     ref_log_probs: Tensor | None
     rollout_is_weights: Tensor | None = None
     """Multiplies the policy loss of each token (not its KL or entropy): rollout correction. None is 1."""
+    mini_batch_column: Tensor | None = None
+    """What the loss mode knows of the whole mini-batch, see `argosy.trainer.selection`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +95,13 @@ def objective(
         return aggregate(values, layout, loss.loss_agg_mode, normalizer, loss.loss_scale_factor)
 
     advantages = torch.where(columns.mask > 0, columns.advantages, columns.advantages.new_zeros(()))
-    inputs = PolicyLossInputs(stats.log_probs, trained(columns.old_log_probs), advantages.to(detached.dtype), layout)
+    inputs = PolicyLossInputs(
+        stats.log_probs,
+        trained(columns.old_log_probs),
+        advantages.to(detached.dtype),
+        layout,
+        columns.mini_batch_column,
+    )
     policy = get_loss(loss.loss_mode)(inputs, loss)
     losses = policy.losses
     if columns.rollout_is_weights is not None:
@@ -138,7 +152,7 @@ def check_loss(loss: LossConfig) -> None:
     if loss.loss_mode == VALUE_MODE:
         read_options(ValueOptions, loss)
     else:
-        get_loss(loss.loss_mode)
+        check_options(loss)
     if loss.loss_agg_mode not in AGGREGATIONS:
         raise InvalidInputError(f"unknown loss_agg_mode {loss.loss_agg_mode!r}; known: {', '.join(AGGREGATIONS)}")
     if loss.use_kl_loss:
@@ -146,6 +160,16 @@ def check_loss(loss: LossConfig) -> None:
     check_temperature(loss.temperature)
     if loss.loss_agg_mode == "seq-mean-token-sum-norm" and not (loss.loss_scale_factor or 0) > 0:
         raise InvalidInputError("seq-mean-token-sum-norm needs a positive loss_scale_factor (max_response_length)")
+
+
+def check_columns(batch: TrajectoryBatch, loss: LossConfig) -> None:
+    """Refuse a batch without a column that the policy's objective can't do without."""
+    names = ["advantages"]
+    names += ["ref_log_probs"] if loss.use_kl_loss else []
+    names += ["old_log_probs"] if loss.loss_mode in NEEDS_OLD_LOG_PROBS else []
+    for name in names:
+        if not batch.has(name):
+            raise InvalidInputError(f"the batch has no column {name!r}, which this loss needs", field=name)
 
 
 def global_normalizer(batch: TrajectoryBatch) -> GlobalNormalizer:

@@ -26,6 +26,8 @@ class AlgorithmInfo:
     needs: frozenset[str] = frozenset()
     """What it must be given: "group" (several responses of one prompt), "values" (a critic), "baseline" (a greedy
     answer of each prompt), "sum_pi_squared", "old_log_probs", "reward_parts"."""
+    aggregation: str = "token-mean"
+    """Of a policy loss: the loss_agg_mode that it is meant for, taken where the key is not set."""
 
 
 _GAMMA, _BY_STD = "algorithm.gamma", "algorithm.norm_adv_by_std_in_grpo"
@@ -119,6 +121,9 @@ ADVANTAGES: Mapping[str, AlgorithmInfo] = {
 }
 """algorithm.adv_estimator → info."""
 
+_ACTOR = "actor_rollout_ref.actor"
+_CLIP = (f"{_ACTOR}.clip_ratio", f"{_ACTOR}.clip_ratio_low", f"{_ACTOR}.clip_ratio_high")
+
 LOSSES: Mapping[str, AlgorithmInfo] = {
     "vanilla": AlgorithmInfo(
         summary="PPO's clipped surrogate, with clip-higher and dual clip.",
@@ -126,14 +131,144 @@ LOSSES: Mapping[str, AlgorithmInfo] = {
         paper="Schulman et al. 2017, arXiv:1707.06347, eq. 7; Ye et al. 2020, arXiv:1912.09729, eq. 5; "
         "Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 10",
         keys=(
-            "actor_rollout_ref.actor.clip_ratio",
-            "actor_rollout_ref.actor.clip_ratio_low",
-            "actor_rollout_ref.actor.clip_ratio_high",
-            "actor_rollout_ref.actor.clip_ratio_c",
+            *_CLIP,
+            f"{_ACTOR}.clip_ratio_c",
+        ),
+    ),
+    "gspo": AlgorithmInfo(
+        summary="Clipped surrogate on one length-normalised importance ratio for the whole sequence.",
+        formula="s = exp(mean_t log r_t);  L_t = max(−A·s, −A·clip(s, 1−ε_low, 1+ε_high)), gradient through log π_t",
+        paper="Zheng et al. 2025, arXiv:2507.18071, eqs. 5, 7, 13, 14",
+        keys=_CLIP,
+        aggregation="seq-mean-token-mean",
+    ),
+    "sapo": AlgorithmInfo(
+        summary="A smooth gate in place of a clip, with a temperature for each sign of the advantage.",
+        formula="L = −A·(4/τ)·σ(τ·(r−1)), τ = τ_pos where A > 0, else τ_neg",
+        paper="Gao et al. 2025, arXiv:2511.20347, eqs. 5, 6",
+        keys=(f"{_ACTOR}.tau_pos", f"{_ACTOR}.tau_neg"),
+        aggregation="seq-mean-token-mean",
+    ),
+    "gpg": AlgorithmInfo(
+        summary="The plain policy gradient, for fresh samples.",
+        formula="L = −A·log π",
+        paper="Chu et al. 2025, arXiv:2504.02546, §3",
+    ),
+    "clip_cov": AlgorithmInfo(
+        summary="Clipped surrogate without a few random tokens of those that would cost the most entropy.",
+        formula="cov = (A − mean A)·(log π − mean log π);  L = 0 on ρ·N random tokens with ω_low < cov < ω_high, "
+        "else the clipped surrogate",
+        paper="Cui et al. 2025, arXiv:2505.22617, §4",
+        keys=(*_CLIP, *(f"{_ACTOR}.policy_loss.clip_cov_{name}" for name in ("ratio", "lb", "ub"))),
+    ),
+    "kl_cov": AlgorithmInfo(
+        summary="Unclipped surrogate with a KL penalty on the tokens that would cost the most entropy.",
+        formula="L = −A·r, on the k·N tokens with the largest cov: + β·|log π − log π_old|",
+        paper="Cui et al. 2025, arXiv:2505.22617, §4",
+        keys=(f"{_ACTOR}.policy_loss.kl_cov_ratio", f"{_ACTOR}.policy_loss.ppo_kl_coef"),
+    ),
+    "geo_mean": AlgorithmInfo(
+        summary="GMPO: the geometric mean of the sequence's clipped token ratios.",
+        formula="L = −A·exp(mean_t z_t), z_t = log r_t clipped to [−ε_low, ε_high] where A pushes it out",
+        paper="Zhao et al. 2025, arXiv:2507.20673, §3",
+        keys=_CLIP,
+        aggregation="seq-mean-token-mean",
+    ),
+    "cispo": AlgorithmInfo(
+        summary="Policy gradient weighted by the clipped ratio: no token loses its gradient.",
+        formula="L = −sg[clip(r, 1−ε_low, 1+ε_high)]·A·log π",
+        paper="MiniMax 2025 (MiniMax-M1), arXiv:2506.13585, eqs. 4, 5",
+        keys=_CLIP,
+    ),
+    "dppo_tv": AlgorithmInfo(
+        summary="Policy gradient within a trust region of binary total variation.",
+        formula="L = −A·sg[min(r, c)]·log π where A > 0: p − p_old ≤ ε_high, else p_old − p ≤ ε_low; 0 elsewhere",
+        paper="Rethinking the Trust Region in LLM Reinforcement Learning, 2026, arXiv:2602.04879",
+        keys=(*_CLIP, f"{_ACTOR}.clip_ratio_c"),
+    ),
+    "dppo_kl": AlgorithmInfo(
+        summary="Policy gradient within a trust region of binary KL divergence.",
+        formula="L = −A·sg[min(r, c)]·log π where KL(p_old, p) ≤ ε or A pulls p back; 0 elsewhere",
+        paper="Rethinking the Trust Region in LLM Reinforcement Learning, 2026, arXiv:2602.04879",
+        keys=(*_CLIP, f"{_ACTOR}.clip_ratio_c"),
+    ),
+    "dro": AlgorithmInfo(
+        summary="Policy gradient with a quadratic leash on the log-ratio.",
+        formula="L = −(A·log π − β/2·(log π − log π_old)²)",
+        paper="Richemond et al. 2024, arXiv:2405.19107, §3; Kimi k1.5, arXiv:2501.12599, §2.3.2",
+        keys=(f"{_ACTOR}.policy_loss.dro_beta",),
+    ),
+    "bypass_mode": AlgorithmInfo(
+        summary="Two policies: the sampling engine's log-probs stand for the old ones, and the loss corrects for it.",
+        formula="ppo_clip: the clipped surrogate with π_old := π_rollout;  reinforce: L = −sg[w]·A·log π, w from "
+        "π/π_rollout; rejected tokens 0",
+        paper="Yao et al. 2025 (TIS); Liu et al. 2025 (MIS); see rollout correction",
+        keys=(
+            *_CLIP,
+            f"{_ACTOR}.clip_ratio_c",
+            *(
+                f"algorithm.rollout_correction.{name}"
+                for name in (
+                    *("loss_type", "rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize"),
+                    *("rollout_rs", "rollout_rs_threshold"),
+                )
+            ),
         ),
     ),
 }
 """actor_rollout_ref.actor.policy_loss.loss_mode → info."""
+
+_SCHULMAN = "Schulman 2020, Approximating KL Divergence, http://joschu.net/blog/kl-approx.html"
+_K1 = AlgorithmInfo(
+    "Unbiased, high variance; as a loss its gradient has expectation 0.", "d = log π − log π_ref", _SCHULMAN
+)
+_K2 = AlgorithmInfo("Biased, low variance; its gradient is the true KL's in expectation, on policy.", "d²/2", _SCHULMAN)
+_K3 = AlgorithmInfo("Unbiased, never negative, bounded by 10.", "e^{−d} + d − 1", _SCHULMAN)
+
+KL: Mapping[str, AlgorithmInfo] = {
+    "kl": _K1,
+    "k1": _K1,
+    "abs": AlgorithmInfo("The size of the log-ratio.", "|d|", _SCHULMAN),
+    "mse": _K2,
+    "k2": _K2,
+    "low_var_kl": _K3,
+    "k3": _K3,
+}
+"""kl_loss_type and kl_penalty → info. As a loss each also with "+": its value with k2's gradient (straight-through)."""
+
+AGGREGATION: Mapping[str, AlgorithmInfo] = {
+    "token-mean": AlgorithmInfo(
+        "Mean over all trained tokens of the mini-batch: long answers weigh more.",
+        "Σ L·m / Σ m",
+        "Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 8",
+    ),
+    "seq-mean-token-sum": AlgorithmInfo(
+        "Mean over sequences of their sums.", "Σ_s Σ_t L·m / sequences", "Liu et al. 2025 (Dr.GRPO), arXiv:2503.20783"
+    ),
+    "seq-mean-token-mean": AlgorithmInfo(
+        "Mean over sequences of their means: every answer weighs the same.",
+        "Σ_s (Σ_t L·m / Σ_t m) / sequences",
+        "Shao et al. 2024 (GRPO), arXiv:2402.03300, eq. 3",
+    ),
+    "seq-mean-token-sum-norm": AlgorithmInfo(
+        "Mean over sequences of their sums, divided by a constant.",
+        "Σ_s Σ_t L·m / (sequences · constant)",
+        "Liu et al. 2025 (Dr.GRPO), arXiv:2503.20783, §3.2",
+        keys=(f"{_ACTOR}.loss_scale_factor",),
+    ),
+}
+"""loss_agg_mode → info; denominators are of the global mini-batch."""
+
+VALUE: Mapping[str, AlgorithmInfo] = {
+    "value": AlgorithmInfo(
+        summary="Squared error against the returns; a step out of the range around the old value teaches nothing.",
+        formula="L = ½·max((V − G)², (clip(V, V_old − c, V_old + c) − G)²)",
+        paper="Schulman et al. 2016, arXiv:1506.02438, §5; clip: Engstrom et al. 2020, arXiv:2005.12729, §3",
+        keys=("critic.cliprange_value",),
+        needs=frozenset({"values"}),
+    ),
+}
+"""The critic's loss → info."""
 
 _CORRECTION_KEYS = ("algorithm.rollout_correction.rollout_is_threshold",)
 _REJECTION_KEYS = ("algorithm.rollout_correction.rollout_rs_threshold",)

@@ -31,7 +31,7 @@ def test_defaults_are_those_of_verl() -> None:
         (0.2, 0.2),
         3.0,
     )
-    assert (actor.loss_agg_mode, actor.entropy_coeff, actor.grad_clip) == ("token-mean", 0.0, 1.0)
+    assert (actor.loss_agg_mode, actor.entropy_coeff, actor.grad_clip) == (None, 0.0, 1.0)
     assert (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type) == (False, 0.001, "low_var_kl")
     assert (actor.optim.lr, actor.optim.weight_decay, actor.optim.betas) == (1e-6, 0.01, (0.9, 0.999))
     rollout = config.actor_rollout_ref.rollout

@@ -13,7 +13,6 @@ _RANKS = "the trainer is one process until the multi-rank backends arrive; leave
 _LORA = "LoRA is not there yet; leave it out to train all weights"
 _IMAGES = "models here read text only; leave it out"
 _CRITIC = "there is no critic yet, and grpo needs none; leave it out"
-_LOSS = "belongs to a policy loss that is not there yet; only policy_loss.loss_mode=vanilla is"
 _ALGORITHM = "arrives with the algorithm families; leave it out"
 _AGENT = "responses are single-turn until agent loops arrive; leave it out"
 _LENGTHS = "one length has one key"
@@ -51,14 +50,7 @@ REFUSED: dict[str, Refused] = {
     f"{_ACTOR}.ulysses_sequence_parallel_size": Refused(f"sequence parallel: {_RANKS}", neutral=(1,)),
     f"{_ACTOR}.use_rollout_log_probs": Refused("old log-probs are always the trainer's own for now", neutral=(False,)),
     f"{_ACTOR}.router_replay.*": Refused("router replay for mixture-of-experts models is not there yet"),
-    f"{_ACTOR}.policy_loss.clip_cov_ratio": Refused(_LOSS),
-    f"{_ACTOR}.policy_loss.clip_cov_lb": Refused(_LOSS),
-    f"{_ACTOR}.policy_loss.clip_cov_ub": Refused(_LOSS),
-    f"{_ACTOR}.policy_loss.kl_cov_ratio": Refused(_LOSS),
-    f"{_ACTOR}.policy_loss.ppo_kl_coef": Refused(_LOSS),
-    f"{_ACTOR}.policy_loss.rollout_correction.*": Refused(_LOSS),
-    f"{_ACTOR}.tau_pos": Refused(_LOSS),
-    f"{_ACTOR}.tau_neg": Refused(_LOSS),
+    f"{_ACTOR}.policy_loss.rollout_correction.*": Refused("set algorithm.rollout_correction.*"),
     f"{_ACTOR}.freeze_vision_tower": Refused(_IMAGES, neutral=(False,)),
     f"{_ACTOR}.entropy_coef": Refused(f"the key is {_ACTOR}.entropy_coeff, with two f"),
     f"{_ACTOR}.lr": Refused(f"set {_ACTOR}.optim.lr"),

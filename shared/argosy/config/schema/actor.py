@@ -12,7 +12,20 @@ class PolicyLossConfig:
     """Which policy loss."""
 
     loss_mode: str = "vanilla"
-    """"vanilla": PPO's clipped surrogate with dual clip. Other modes arrive with the algorithm families."""
+    """"vanilla": PPO's clipped surrogate with dual clip; "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean",
+    "cispo", "dppo_tv", "dppo_kl", "dro", "bypass_mode": `argosy algorithms` lists what they are."""
+    clip_cov_ratio: float = 0.0002
+    """clip_cov: share of the mini-batch's tokens that lose their gradient, at least one."""
+    clip_cov_lb: float = 1.0
+    """clip_cov: those are drawn where the covariance is above this …"""
+    clip_cov_ub: float = 5.0
+    """clip_cov: … and below this."""
+    kl_cov_ratio: float = 0.0002
+    """kl_cov: share of the mini-batch's tokens, those with the largest covariance, that are penalised, at least one."""
+    ppo_kl_coef: float = 0.1
+    """kl_cov: weight of that penalty."""
+    dro_beta: float = 0.05
+    """dro: weight β of the squared log-ratio. (verl has no default.)"""
 
 
 @dataclass(frozen=True)
@@ -40,12 +53,17 @@ class ActorConfig:
     clip_ratio_high: float | None = None
     """ε above 1; null takes clip_ratio. DAPO's clip-higher is 0.28."""
     clip_ratio_c: float = 3.0
-    """Dual clip: bound of the loss at −A·c where the advantage A is negative; above 1."""
+    """Dual clip: bound of the loss at −A·c where the advantage A is negative; above 1. dppo: bound of the ratio."""
     policy_loss: PolicyLossConfig = field(default_factory=PolicyLossConfig)
     """Which policy loss."""
-    loss_agg_mode: str = "token-mean"
+    tau_pos: float = 1.0
+    """sapo: τ of the gate where the advantage is positive; larger fades faster."""
+    tau_neg: float = 1.05
+    """sapo: τ where it is not."""
+    loss_agg_mode: str | None = None
     """Token losses to one number, over the global mini-batch: "token-mean", "seq-mean-token-sum",
-    "seq-mean-token-mean" or "seq-mean-token-sum-norm"."""
+    "seq-mean-token-mean" or "seq-mean-token-sum-norm". null takes what the loss is meant for: "seq-mean-token-mean" for
+    gspo, sapo and geo_mean (verl uses it for these whatever the key says), "token-mean" for the others."""
     loss_scale_factor: float | None = None
     """Divisor of "seq-mean-token-sum-norm" (Dr.GRPO's constant); null takes data.max_response_length."""
     entropy_coeff: float = 0.0

@@ -12,6 +12,7 @@ from argosy.config.validate.algorithms import (
     check_rollout_correction,
 )
 from argosy.config.validate.files import check_data_files, check_other_paths
+from argosy.config.validate.losses import check_losses
 from argosy.config.validate.relations import (
     check_argosy,
     check_batches,
@@ -30,6 +31,7 @@ CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_batches,
     check_filter_groups,
     check_rollout_correction,
+    check_losses,
     check_overlong,
     check_lengths,
     check_optimizer,
@@ -67,14 +69,15 @@ def validate_row_count(config: Config, row_count: int, *, filtered_count: int = 
 
     `row_count` rows are left after `filtered_count` overlong ones were dropped. Raises ConfigError.
     """
-    wanted = config.data.train_batch_size
+    key = "data.train_batch_size" if config.data.gen_batch_size is None else "data.gen_batch_size"
+    wanted = config.data.gen_batch_size or config.data.train_batch_size
     if row_count >= wanted:
         return
     dropped = f" ({filtered_count} more were dropped as longer than data.max_prompt_length=" if filtered_count else ""
     if dropped:
         dropped += f"{config.data.max_prompt_length})"
     raise ConfigError(
-        f"data.train_files: {row_count} rows{dropped}, fewer than one batch of data.train_batch_size={wanted}: "
+        f"data.train_files: {row_count} rows{dropped}, fewer than one batch of {key}={wanted}: "
         "the run would end after 0 steps. "
-        + (f"Set data.train_batch_size (and ppo_mini_batch_size) to at most {row_count}" if row_count else "Give rows")
+        + (f"Set {key} (and ppo_mini_batch_size) to at most {row_count}" if row_count else "Give rows")
     )

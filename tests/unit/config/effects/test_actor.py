@@ -13,8 +13,7 @@ from argosy.controller.stages.reference import needs_old_log_probs
 from argosy.controller.stages.update import loss_config, update_config
 from argosy.modeling.log_probs import TokenStats
 from argosy.trainer.minibatch import mini_batches
-from argosy.trainer.objective import TokenColumns, check_loss, objective
-from argosy.types.errors import InvalidInputError
+from argosy.trainer.objective import TokenColumns, objective
 from argosy.types.records import GlobalNormalizer
 from support.training import grouped_batch, mutation, with_own_log_probs
 from unit.config.effects.recorded import run_recorded
@@ -35,7 +34,7 @@ def loss(
     count = len(ratios)
     new = torch.log(torch.tensor(ratios)).requires_grad_()
     zeros, ones = torch.zeros(count), torch.ones(count)
-    columns = TokenColumns(ones * advantage, ones, zeros, ones * reference)
+    columns = TokenColumns(ones * advantage, ones, zeros, ones * reference, mini_batch_column=ones)
     owners = torch.tensor(owner or (0,) * count)
     sequences = int(owners.max()) + 1
     result = objective(
@@ -68,23 +67,15 @@ def test_clip_ratio_c() -> None:
     assert [loss(config, ratios=(9.0,), advantage=-1.0) for config in (PLAIN, changed)] == [3.0, 2.0]
 
 
-def test_loss_mode() -> None:
-    """It chooses the loss, of which there is one; another name is refused at the start and by the trainer."""
-    changed = PLAIN.with_values({"actor_rollout_ref.actor.policy_loss.loss_mode": "gspo"})
-    assert "policy_loss.loss_mode=gspo arrives with" in problems(changed)
-    check_loss(loss_config(PLAIN))
-    with pytest.raises(InvalidInputError, match="gspo"):
-        check_loss(loss_config(changed))
-
-
 def test_loss_agg_mode() -> None:
-    """Sequences of 1 and 3 tokens whose losses are -1 and -1.2 each."""
+    """Sequences of 1 and 3 tokens whose losses are -1 and -1.2 each; null is what the loss is meant for."""
     found = {}
-    for mode in ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"):
+    for mode in (None, "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"):
         changed = PLAIN.with_values({"actor_rollout_ref.actor.loss_agg_mode": mode})
         found[mode] = loss(changed, ratios=(1.0, 3.0, 3.0, 3.0), owner=(0, 1, 1, 1))
     assert found == {
-        "token-mean": -1.15, "seq-mean-token-sum": -2.3, "seq-mean-token-mean": -1.1, "seq-mean-token-sum-norm": -0.23
+        None: -1.15, "token-mean": -1.15, "seq-mean-token-sum": -2.3, "seq-mean-token-mean": -1.1,
+        "seq-mean-token-sum-norm": -0.23,
     }  # fmt: skip
 
 
