@@ -9,12 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from argosy.trainer.options import OptimizerOptions
+from argosy.trainer.sharded import global_norm, local, total_over_ranks
 from argosy.types.errors import InternalError
 
 PROBE_ELEMENTS = 4096
 """Elements per tensor that are watched for change: enough for a share with two digits, and nearly free."""
 STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")
 """AdamW's state of each parameter."""
+
+_NORM_EPSILON = 1e-6
+"""PyTorch's, in the divisor of clipping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +59,14 @@ class MasterOptimizer:
         Raises InternalError once more than `max_skipped_steps` steps in a row had to be skipped.
         """
         gradients = self._gradients()
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = global_norm(gradients)
         if not bool(torch.isfinite(norm)):
             self.zero_grad()
             self._count_skip(float(norm))
             return StepOutcome(float(norm), 0.0, skipped=True)
         self.consecutive_skips = 0
         if self._options.grad_clip > 0:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._options.grad_clip, norm)
+            _clip([local(gradient) for gradient in gradients], self._options.grad_clip, norm)
         for group in self._adam.param_groups:
             group["lr"] = rate
         before = [_watched(parameter).clone() for parameter in self._parameters.values()]
@@ -93,7 +97,9 @@ class MasterOptimizer:
     def _changed_share(self, before: list[Tensor]) -> float:
         pairs = list(zip(before, self._parameters.values(), strict=True))
         changed = sum(int((old != _watched(parameter)).sum()) for old, parameter in pairs)
-        return changed / max(sum(old.numel() for old in before), 1)
+        watched = sum(old.numel() for old in before)
+        changed_count, count = total_over_ranks([changed, watched], list(self._parameters.values()))
+        return changed_count / max(count, 1)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """AdamW's state as "{key}/{parameter name}"; empty before the first step."""
@@ -122,7 +128,13 @@ class MasterOptimizer:
         }
 
 
+def _clip(gradients: list[Tensor], bound: float, norm: Tensor) -> None:
+    """Scale in place by bound / norm where the norm is above the bound; as `clip_grads_with_norm_` of pieces."""
+    factor = torch.clamp(bound / (norm + _NORM_EPSILON), max=1.0)
+    torch._foreach_mul_(gradients, factor.to(gradients[0].device))
+
+
 def _watched(parameter: nn.Parameter) -> Tensor:
-    """Up to about PROBE_ELEMENTS evenly spaced elements."""
-    flat = parameter.detach().reshape(-1)
+    """Up to about PROBE_ELEMENTS evenly spaced elements of this rank's piece."""
+    flat = local(parameter.detach()).reshape(-1)
     return flat[:: max(1, flat.numel() // PROBE_ELEMENTS)]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from argosy.modeling.loading import ModelSource
 from argosy.modeling.microbatch import MicroBatchLimit
+from argosy.trainer.parallel.mesh import ParallelOptions
 from argosy.trainer.schedule import Schedule
 from argosy.types.errors import ConfigError
 
@@ -25,6 +26,18 @@ class OptimizerOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class FsdpOptions:
+    """How parameters are sharded over data and sequence ranks (FSDP2)."""
+
+    shard_size: int = -1
+    """Ranks that hold one copy of the parameters between them; -1: all. Fewer: copies, kept equal (HSDP)."""
+    reshard_after_forward: bool = True
+    """Drop a layer's gathered parameters after its forward and gather them again for its backward."""
+    forward_prefetch: bool = False
+    """Begin to gather the next layer's parameters before this layer's forward."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerOptions:
     """One trainer process."""
 
@@ -34,6 +47,8 @@ class TrainerOptions:
     """Whose tokenizer goes into an export; None: the model folder's."""
     chat_template: str | None = None
     """Jinja source that goes into an export in place of the tokenizer's own."""
+    value_head: bool = False
+    """Whether it is a critic: one value per token in place of log-probs (`argosy.modeling.value_model`)."""
     backend: str = "single"
     """A key of `argosy.trainer.backends.BACKENDS`."""
     compute_dtype: str = "float32"
@@ -50,6 +65,12 @@ class TrainerOptions:
     """Published weights are cast to it."""
     threads: int = 0
     """PyTorch's intra-op threads; 0 leaves PyTorch's own choice."""
+
+    parallel: ParallelOptions = field(default_factory=ParallelOptions)
+    """Ranks of this trainer, and what they share."""
+    rank_timeout_s: float = 600.0
+    """Of one collective of the ranks."""
+    fsdp: FsdpOptions = field(default_factory=FsdpOptions)
 
     def __post_init__(self) -> None:
         if self.model.dtype not in ("float32", "float64"):
