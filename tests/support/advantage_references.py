@@ -311,7 +311,8 @@ def samples(draw: st.DrawFn, group: str | None = None) -> Sample:
 @st.composite
 def batches(draw: st.DrawFn) -> list[Sample]:
     """Up to nine samples, of which two at least share a prompt."""
-    batch = [*draw(st.lists(samples(), max_size=7)), draw(samples("a")), draw(samples("a"))]
+    styled = replace(draw(samples("a")), parts={"right": draw(_EIGHTHS), "style": draw(_EIGHTHS)})
+    batch = [*draw(st.lists(samples(), max_size=7)), draw(samples("a")), styled]
     return draw(st.permutations(batch))
 
 
@@ -320,5 +321,5 @@ OPTIONS = st.builds(
     norm_adv_by_std_in_grpo=st.booleans(),
     gamma=st.sampled_from([1.0, 0.9, 0.0]),
     lam=st.sampled_from([1.0, 0.95, 0.0]),
-    gdpo_weights=st.sampled_from([None, {"right": 2.0}]),
+    gdpo_weights=st.sampled_from([None, {"right": 2.0}, {"right": 0.5, "style": 3.0}]),
 )
