@@ -1,8 +1,10 @@
-"""The ledger accounts for every sample: drawn, dispatched, completed, scored, trained at step s, or dropped and why.
+"""The ledger accounts for every sample: drawn, dispatched, completed, scored, and then trained at step s, used as a
+baseline, or dropped and why.
 
 The live tables are SQLite (WAL), local to one controller term. When a step ends, `commit_step` closes its accounts:
-every sample drawn for it must be trained or dropped, and the rows are written as one immutable, checksummed segment to
-the run folder (`ledger/step_00000007.jsonl`), from which a successor on another machine can go on.
+every sample drawn for it must be in one of those last three states, and the rows are written as one immutable,
+checksummed segment to the run folder (`ledger/step_00000007.jsonl`), from which a successor on another machine can go
+on.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ CREATE TABLE IF NOT EXISTS samples (
 CREATE INDEX IF NOT EXISTS by_step ON samples (step, state);
 """
 
-FINAL_STATES = ("trained", "dropped")
+FINAL_STATES = ("trained", "baseline", "dropped")
 
 
 class LedgerError(ArgosyError):
@@ -109,6 +111,10 @@ class Ledger:
             "UPDATE samples SET state='trained', trained_step=? WHERE sample_id=?",
             [(step, str(sample)) for sample in samples],
         )
+
+    def baseline(self, samples: Iterable[SampleId]) -> None:
+        """Greedy answers whose rewards the others were compared with; they are not trained themselves (ReMax)."""
+        self._many("UPDATE samples SET state='baseline' WHERE sample_id=?", [(str(sample),) for sample in samples])
 
     def dropped(self, samples: Iterable[SampleId], reason: str) -> None:
         """Samples that will not be trained, with the reason that a person will read."""

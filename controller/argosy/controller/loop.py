@@ -25,12 +25,19 @@ from argosy.controller.control import RunControl
 from argosy.controller.data.sampler import PromptSampler
 from argosy.controller.ledger import LedgerCut
 from argosy.controller.metrics import batch_metrics, outcome_metrics, performance_metrics
-from argosy.controller.producing import Produced, Producer, StepRecord
+from argosy.controller.producing import NoMoreSteps, Produced, Producer, StepRecord
 from argosy.controller.recovery import CheckpointStore, publish_latest
-from argosy.controller.stages.advantage import add_advantages, build_batch, subtract_kl
+from argosy.controller.stages.advantage import (
+    add_advantages,
+    add_baselines,
+    add_reward_parts,
+    build_batch,
+    subtract_kl,
+)
+from argosy.controller.stages.correction import correct_rollout, take_rollout_log_probs
 from argosy.controller.stages.reference import add_log_probs
-from argosy.controller.stages.reward import check_failures
 from argosy.controller.stages.rollout import RolloutStage
+from argosy.controller.stages.shaping import shape_rewards
 from argosy.controller.stages.sync import publish_and_sync
 from argosy.controller.stages.update import update_policy
 from argosy.controller.stages.validation import ValidationResult, validate
@@ -88,12 +95,13 @@ class Controller:
         self._held_out = held_out
         self._store = store
         self._total_steps = total_steps
+        self._first_step = 0
         self._observer = observer
         self._control = control
         self._rollout = RolloutStage(ctx)
         self._producer = Producer(ctx, sampler, self._rollout, self._stage)
         self._gate = StalenessGate(ctx.config.argosy.max_staleness)
-        self._queue: asyncio.Queue[Produced] = asyncio.Queue(maxsize=ctx.config.argosy.max_staleness + 1)
+        self._queue: asyncio.Queue[Produced | NoMoreSteps] = asyncio.Queue(maxsize=ctx.config.argosy.max_staleness + 1)
         self.first_validation: ValidationResult | None = None
         self.last_validation: ValidationResult | None = None
 
@@ -106,6 +114,7 @@ class Controller:
                 await self._validate()
         if trainer.val_only:
             return
+        self._first_step = self.state.step
         self._gate.open(self.state.step)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -120,13 +129,19 @@ class Controller:
     async def _produce(self) -> None:
         for step in range(self.state.step + 1, self._total_steps + 1):
             await self._gate.wait(step)
-            await self._queue.put(await self._producer.produce(step))
+            produced = await self._producer.produce(step)
+            await self._queue.put(produced)
+            if isinstance(produced, NoMoreSteps):
+                return
 
     # -- training ----------------------------------------------------------------------------------------------------
 
     async def _train(self) -> None:
         while self.state.step < self._total_steps:
             produced = await self._queue.get()
+            if isinstance(produced, NoMoreSteps):
+                await self._run_out(produced)
+                return
             await self._train_step(produced)
             if self.state.step == self._total_steps:
                 return
@@ -139,7 +154,7 @@ class Controller:
     async def _train_step(self, produced: Produced) -> None:
         record, step, timing = produced.record, produced.record.step, produced.timing
         with span("step", parent=produced.trace, step=step):
-            metrics = check_failures(record.outcomes, self.ctx.config.argosy.reward.max_error_rate)
+            metrics = dict(produced.metrics)
             batch, more = await self._prepare(record, timing)
             metrics |= more
             metrics |= await self._update(batch, step, timing)
@@ -155,7 +170,7 @@ class Controller:
                 with _timed(timing, "save_checkpoint"):
                     await self.save()
         timing["step"] = time.perf_counter() - produced.started
-        metrics |= performance_metrics(batch, timing) | self.ctx.counters
+        metrics |= performance_metrics(batch, timing, metrics["rollout/generated_tokens"]) | self.ctx.counters
         warn_of_disagreement(self.ctx.config, metrics, step)
         metrics |= {"training/global_step": float(step), "training/epoch": float(record.prompts[0].group.data_epoch)}
         self._observer.step_done(step, metrics, record)
@@ -164,21 +179,26 @@ class Controller:
     async def _prepare(self, record: StepRecord, timing: dict[str, float]) -> tuple[TrajectoryBatch, dict[str, float]]:
         """Log-probs and advantages of a scored step."""
         config, step = self.ctx.config, record.step
-        batch = build_batch(record.prompts, record.completions, record.outcomes)
+        batch, metrics = shape_rewards(config, build_batch(record.prompts, record.completions, record.outcomes))
+        batch = add_reward_parts(config, batch, record.outcomes)
+        if record.baselines:
+            batch = add_baselines(batch, record.baselines)
         self._stage(step, "ref")
         with _timed(timing, "ref"), span("stage.log_probs", step=step):
             batch = await add_log_probs(self.ctx, batch)
-        metrics = outcome_metrics(outcome for _, outcome in sorted(record.outcomes.items()))
+        metrics |= outcome_metrics(outcome for _, outcome in sorted(record.outcomes.items()))
+        metrics |= agreement_metrics(batch)
+        batch = take_rollout_log_probs(config, batch)
         with _timed(timing, "adv"), span("stage.advantage", step=step):
             if config.algorithm.use_kl_in_reward:
                 batch, more = subtract_kl(config, batch, self.kl)
                 metrics |= more
+            batch, more = correct_rollout(config, batch)
+            metrics |= more
             batch, more = add_advantages(config, batch)
         data = config.data
         metrics |= more
-        metrics |= agreement_metrics(batch) | batch_metrics(
-            batch, record.completions, data.max_response_length, data.max_prompt_length
-        )
+        metrics |= batch_metrics(batch, record.completions, data.max_response_length, data.max_prompt_length)
         return batch, metrics
 
     async def _update(self, batch: TrajectoryBatch, step: int, timing: dict[str, float]) -> dict[str, float]:
@@ -189,10 +209,12 @@ class Controller:
 
     def _account(self, batch: TrajectoryBatch, record: StepRecord, step: int) -> None:
         """Enter what became of every sample of the step."""
+        kept = batch.ragged("response_mask").segment_sum() > 0
+        live = {sample for sample, trained in zip(batch.sample_ids, kept, strict=True) if trained}
         judged = {sample for sample, outcome in record.outcomes.items() if isinstance(outcome, Scored)}
-        unjudged = [sample for sample in batch.sample_ids if sample not in judged]
-        self.ctx.ledger.trained(sorted(judged), step)
-        self.ctx.ledger.dropped(unjudged, "not judged: its tokens were masked out")
+        self.ctx.ledger.trained(sorted(judged & live), step)
+        self.ctx.ledger.dropped(sorted(judged - live), "no token of it is trained: it is empty, or was rejected")
+        self.ctx.ledger.dropped(sorted(set(batch.sample_ids) - judged), "not judged: its tokens were masked out")
 
     async def _sync(self) -> None:
         self._stage(self.state.step, "update_weights")
@@ -242,6 +264,18 @@ class Controller:
         log.info("stopping after step %d as asked", self.state.step)
         if not self._due(self.ctx.config.trainer.save_freq):
             await self.save()
+
+    async def _run_out(self, end: NoMoreSteps) -> None:
+        """There will be no further step: validate and save what is not yet, then end, or raise the error behind it."""
+        log.warning("the run ends after step %d of at most %d: %s", self.state.step, self._total_steps, end.reason)
+        if self.state.step > self._first_step:
+            frequency = self.ctx.config.trainer.test_freq
+            if self._held_out and frequency > 0 and not self._due(frequency):
+                await self._validate()
+            if not self._due(self.ctx.config.trainer.save_freq):
+                await self.save()
+        if end.error is not None:
+            raise end.error
 
     def _due(self, frequency: int) -> bool:
         """Whether something that happens every `frequency` steps happens now; always at the last step; never if < 1."""

@@ -35,7 +35,8 @@ def batch_metrics(
     judged = ~np.isnan(scores)
     rewards = batch.ragged("token_rewards").segment_sum()
     responses, prompts = batch.ragged("response_ids").lengths, batch.ragged("prompt_ids").lengths
-    metrics = spread("critic/score", scores[judged]) | spread("critic/rewards", rewards[judged])
+    shown = batch.scalars("shaped_score") if batch.has("shaped_score") else scores
+    metrics = spread("critic/score", shown[judged]) | spread("critic/rewards", rewards[judged])
     metrics |= spread("critic/advantages", batch.ragged("advantages").values[trained])
     metrics |= spread("response_length", responses) | spread("prompt_length", prompts)
     cut = [completion.finish_reason is FinishReason.LENGTH for completion in completions.values()]
@@ -66,13 +67,19 @@ def outcome_metrics(outcomes: Iterable[Outcome]) -> dict[str, float]:
     return metrics
 
 
-def performance_metrics(batch: TrajectoryBatch, timing: Mapping[str, float]) -> dict[str, float]:
-    """Times per stage, per token, and throughput. `timing` maps verl's stage names to seconds, "step" included."""
+def performance_metrics(
+    batch: TrajectoryBatch, timing: Mapping[str, float], generated_tokens: float | None = None
+) -> dict[str, float]:
+    """Times per stage, per token, and throughput. `timing` maps verl's stage names to seconds, "step" included.
+
+    `generated_tokens`: All that were generated for the step, trained or not; None: those of the batch.
+    """
     responses = float(batch.ragged("response_ids").lengths.sum())
+    generated = responses if generated_tokens is None else generated_tokens
     total = responses + float(batch.ragged("prompt_ids").lengths.sum())
     metrics = {f"timing_s/{name}": seconds for name, seconds in timing.items()}
     for name, seconds in timing.items():
-        tokens = responses if name == "gen" else total
+        tokens = generated if name == "gen" else total
         if tokens and name in ("gen", "ref", "old_log_prob", "adv", "update_actor"):
             metrics[f"timing_per_token_ms/{name}"] = 1000 * seconds / tokens
     step = timing["step"]
@@ -81,7 +88,7 @@ def performance_metrics(batch: TrajectoryBatch, timing: Mapping[str, float]) -> 
         "perf/total_num_tokens": total,
         "perf/time_per_step": step,
         "perf/throughput": total / step if step else 0.0,
-        "perf/generated_tokens_per_s": responses / timing["gen"] if timing.get("gen") else 0.0,
+        "perf/generated_tokens_per_s": generated / timing["gen"] if timing.get("gen") else 0.0,
         "perf/cpu_memory_used_gb": (memory.total - memory.available) / 2**30,
     }
     return metrics

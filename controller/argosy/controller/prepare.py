@@ -33,9 +33,11 @@ class PreparedRun:
         self.source: PromptSource = load_prompts(config, "train")
         validate_row_count(config, len(self.source))
         seed = config.argosy.seed if config.data.seed is None else config.data.seed
-        self.sampler = PromptSampler(self.source, config.data.train_batch_size, shuffle=config.data.shuffle, seed=seed)
+        batch_size = config.data.gen_batch_size or config.data.train_batch_size
+        self.sampler = PromptSampler(self.source, batch_size, shuffle=config.data.shuffle, seed=seed)
         self.held_out: list[Prompt] = _held_out(config)
         self.data_sources = self.source.data_sources() | {prompt.data_source for prompt in self.held_out}
+        # With dynamic sampling this is the most that there can be: a step may take several batches.
         self.total_steps = trainer.total_training_steps or trainer.total_epochs * self.sampler.steps_per_epoch
         if self.checkpoint:
             self._restore_data_order(self.checkpoint)

@@ -1,24 +1,28 @@
-"""The first half of the loop: draw prompts, generate, score; what is whole goes on to training."""
+"""The first half of the loop: generation batches become steps.
+
+With dynamic sampling a step takes several of them (stages/filtering.py); with an estimator that needs a baseline, each
+prompt has a greedy answer beside the sampled ones, which is scored and never trained.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.controller.context import RunContext
 from argosy.controller.data.sampler import PromptSampler
-from argosy.controller.stages.prompt import make_requests, training_params
-from argosy.controller.stages.reward import RewardStage
+from argosy.controller.stages.filtering import GroupFilter, NoFullBatchError
+from argosy.controller.stages.generation import GenerationBatch, GenerationStage, OnStage
+from argosy.controller.stages.reward import check_failures
 from argosy.controller.stages.rollout import RolloutStage
+from argosy.controller.stages.shaping import reward_of
 from argosy.telemetry.traces import span, traceparent
-from argosy.types.ids import PolicyVersion, SampleId
+from argosy.types.ids import GroupId, PolicyVersion, SampleId
 from argosy.types.records import Completion, Outcome, Prompt
 
-OnStage = Callable[[int, str], None]
-"""Told (step, stage name) when the loop begins to wait for a stage."""
+__all__ = ["NoMoreSteps", "Produced", "Producer", "StepRecord"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class StepRecord:
     completions: Mapping[SampleId, Completion]
     outcomes: Mapping[SampleId, Outcome]
     version: PolicyVersion | None = None
+    baselines: Mapping[GroupId, float] = field(default_factory=dict)
+    """Rewards of the greedy answers, NaN where nobody could judge one; empty where the estimator needs none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +44,36 @@ class Produced:
 
     record: StepRecord
     sampler_state: Mapping[str, Any]
-    """Of the data order after this step's draw: what a checkpoint of this step saves."""
+    """Of the data order after this step's last draw: what a checkpoint of this step saves."""
     timing: dict[str, float]
     started: float
     trace: str
     """Of the span that produced it: training goes on in the same trace."""
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class NoMoreSteps:
+    """Nothing can be produced any more: what is done is kept, and the run ends."""
+
+    reason: str
+    error: NoFullBatchError | None = None
+    """None: a clean end, since the data is used up."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step that is being collected."""
+
+    groups: GroupFilter
+    version: PolicyVersion | None
+    started: float
+    completions: dict[SampleId, Completion] = field(default_factory=dict)
+    """Of kept groups, greedy answers among them."""
+    outcomes: dict[SampleId, Outcome] = field(default_factory=dict)
+    """Of all groups, for the failure rate."""
+    timing: dict[str, float] = field(default_factory=lambda: {"gen": 0.0, "reward": 0.0})
+    token_count: int = 0
 
 
 class Producer:
@@ -52,36 +83,68 @@ class Producer:
         self._ctx = ctx
         self._sampler = sampler
         self._rollout = rollout
-        self._on_stage = on_stage
+        self._generation = GenerationStage(ctx, rollout, on_stage)
+        trainer, filtering = ctx.config.trainer, ctx.config.algorithm.filter_groups
+        bounded = filtering.enable and not trainer.total_training_steps
+        self._data_epochs = trainer.total_epochs if bounded else None
+        self._limit = batch_limit(filtering.max_num_gen_batches, sampler, ctx.config.data.train_batch_size)
 
-    async def produce(self, step: int) -> Produced:
-        """Draw, generate and score one step; scoring overlaps with generation."""
-        started = time.perf_counter()
-        self._on_stage(step, "gen")
-        config, n = self._ctx.config, self._ctx.config.actor_rollout_ref.rollout.n
-        version = self._rollout.version
-        prompts = self._sampler.next_batch()
-        requests = make_requests(
-            prompts, n, training_params(config), "train", config.actor_rollout_ref.rollout.max_model_len
-        )
-        index = {prompt.group: prompt.index for prompt in prompts}
-        self._ctx.ledger.drawn(step, [(request.sample_id, index[request.sample_id.group]) for request in requests])
-        completions: dict[SampleId, Completion] = {}
-        with span("step.produce", step=step, samples=len(requests)):
+    async def produce(self, step: int) -> Produced | NoMoreSteps:
+        """Draw, generate and score one step. Raises RewardsUnusableError."""
+        made = _Step(GroupFilter(self._ctx.config), self._rollout.version, time.perf_counter())
+        with span("step.produce", step=step):
             trace = traceparent()
-            async with asyncio.TaskGroup() as tasks:
-                rewards = RewardStage(self._ctx, prompts, n, tasks)
+            while not made.groups.full:
+                if self._data_epochs is not None and self._sampler.data_epoch >= self._data_epochs:
+                    return self._end_of_data(step, made)
+                self._take(made, await self._generation.generate(step, self._sampler.next_batch()))
+                if not made.groups.full and made.groups.batch_count >= self._limit:
+                    error = made.groups.not_full(step)
+                    return NoMoreSteps(error.message, error)
+        return self._produced(step, made, trace)
 
-                async def sink(completion: Completion) -> None:
-                    completions[completion.sample_id] = completion
-                    await rewards.add(completion)
+    def _take(self, made: _Step, batch: GenerationBatch) -> None:
+        """Keep what is trained of a generation batch, and enter what becomes of the rest."""
+        n = self._ctx.config.actor_rollout_ref.rollout.n
+        sampled = {sample: row for sample, row in batch.completions.items() if sample.k < n}
+        dropped = made.groups.add(batch.prompts, sampled, batch.outcomes)
+        for sample, completion in batch.completions.items():
+            made.token_count += len(completion.token_ids)
+            if sample.group not in dropped:
+                made.completions[sample] = completion
+        for reason in set(dropped.values()):
+            lost = [sample for sample in sorted(batch.completions) if dropped.get(sample.group) == reason]
+            self._ctx.ledger.dropped(lost, f"dynamic sampling: {reason}")
+        made.outcomes |= batch.outcomes
+        made.timing["gen"] += batch.generate_s
+        made.timing["reward"] += batch.score_s
 
-                with span("stage.gen", step=step):
-                    await self._rollout.generate(requests, sink)
-                generated = time.perf_counter()
-                self._on_stage(step, "reward")
-        self._ctx.ledger.completed(list(completions.values()))
-        self._ctx.ledger.scored(rewards.results())
-        timing = {"gen": generated - started, "reward": time.perf_counter() - generated}
-        record = StepRecord(step, prompts, completions, rewards.outcomes, version)
-        return Produced(record, self._sampler.state(), timing, started, trace)
+    def _produced(self, step: int, made: _Step, trace: str) -> Produced:
+        config, n = self._ctx.config, self._ctx.config.actor_rollout_ref.rollout.n
+        metrics = check_failures(made.outcomes, config.argosy.reward.max_error_rate) | made.groups.metrics()
+        metrics["rollout/generated_tokens"] = float(made.token_count)
+        sampled = {sample: row for sample, row in made.completions.items() if sample.k < n}
+        greedy = {sample: row for sample, row in made.completions.items() if sample.k >= n}
+        baselines = {
+            sample.group: reward_of(config, made.outcomes[sample], len(row.token_ids)) for sample, row in greedy.items()
+        }
+        if greedy:
+            self._ctx.ledger.baseline(sorted(greedy))
+            metrics["rollout/greedy_answers"] = float(len(greedy))
+        outcomes = {sample: made.outcomes[sample] for sample in sampled}
+        record = StepRecord(step, made.groups.kept, sampled, outcomes, made.version, baselines)
+        return Produced(record, self._sampler.state(), made.timing, made.started, trace, metrics)
+
+    def _end_of_data(self, step: int, made: _Step) -> NoMoreSteps:
+        self._ctx.ledger.dropped(sorted(made.completions), "the data ended before the step was full")
+        return NoMoreSteps(
+            f"the data of trainer.total_epochs={self._ctx.config.trainer.total_epochs} is used up before "
+            f"step {step} is full ({made.groups.counts()})"
+        )
+
+
+def batch_limit(wanted: int, sampler: PromptSampler, train_batch_size: int) -> int:
+    """Generation batches that one step may take: `wanted`, or a data epoch's beyond what a batch takes (0 and -1)."""
+    if wanted > 0:
+        return wanted
+    return sampler.steps_per_epoch + -(-train_batch_size // sampler.batch_size)

@@ -146,8 +146,9 @@ def test_old_log_probs_are_computed_only_when_weights_move_in_between() -> None:
 
 
 def test_advantages_are_finite_when_nothing_was_judged() -> None:
-    sample = SampleId(0, 0, 0)
-    batch = build_batch([prompt(0)], {sample: completion(sample, 2)}, {sample: Failed("timeout")})
+    samples = [SampleId(0, 0, k) for k in range(2)]
+    completions = {sample: completion(sample, 2) for sample in samples}
+    batch = build_batch([prompt(0)], completions, dict.fromkeys(samples, Failed("timeout")))
     batch, metrics = add_advantages(GRPO, batch)
     assert all(math.isfinite(value) for value in batch.ragged("advantages").values)
     assert metrics["critic/groups/unjudged_fraction"] == 1.0

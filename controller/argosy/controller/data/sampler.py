@@ -32,7 +32,7 @@ class PromptSampler:
 
         Args:
             source: The prompts.
-            batch_size: Prompts per batch (`data.train_batch_size`).
+            batch_size: Prompts per batch (`data.gen_batch_size`, else `data.train_batch_size`).
             shuffle: A new order in each data epoch; otherwise file order.
             seed: Of the orders.
 
@@ -55,6 +55,11 @@ class PromptSampler:
         self._data_epoch = 0
         self._position = 0
         self._order_of: tuple[int, npt.NDArray[np.int64]] | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Prompts per batch."""
+        return self._batch_size
 
     @property
     def steps_per_epoch(self) -> int:

@@ -10,10 +10,14 @@ from argosy.algorithms.advantages import AdvantageInputs, AdvantageOptions, esti
 from argosy.algorithms.advantages.inputs import group_numbers
 from argosy.algorithms.kl_reward import KLController, kl_penalty
 from argosy.config import Config
+from argosy.controller.stages.shaping import reward_parts, token_rewards
 from argosy.types.batch import TrajectoryBatch
-from argosy.types.ids import SampleId
+from argosy.types.ids import GroupId, SampleId
 from argosy.types.ragged import Ragged
 from argosy.types.records import Completion, Outcome, Prompt, Scored
+
+PART = "reward_part/"
+"""Prefix of the batch's columns with named numbers of the scorer."""
 
 
 def build_batch(
@@ -35,7 +39,7 @@ def build_batch(
         [list(row) for row in mask],
         rollout_log_probs=Ragged.from_rows([row.log_probs for row in rows], np.float32),
     )
-    rewards = [_token_rewards(outcomes[sample], len(row.token_ids)) for sample, row in zip(order, rows, strict=True)]
+    rewards = [token_rewards(outcomes[sample], len(row.token_ids)) for sample, row in zip(order, rows, strict=True)]
     return batch.with_scalars("score", scores).with_column("token_rewards", Ragged.from_rows(rewards, np.float32))
 
 
@@ -43,14 +47,17 @@ def _score(outcome: Outcome) -> float:
     return outcome.score if isinstance(outcome, Scored) else float("nan")
 
 
-def _token_rewards(outcome: Outcome, length: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    rewards = np.zeros(length, np.float32)
-    if isinstance(outcome, Scored) and length:
-        if len(outcome.token_scores) == length:
-            rewards[:] = outcome.token_scores
-        else:
-            rewards[-1] = outcome.score
-    return rewards
+def add_baselines(batch: TrajectoryBatch, baselines: Mapping[GroupId, float]) -> TrajectoryBatch:
+    """The batch with "baseline": the reward of the greedy answer to each sample's prompt (ReMax)."""
+    return batch.with_scalars("baseline", [baselines[sample.group] for sample in batch.sample_ids])
+
+
+def add_reward_parts(config: Config, batch: TrajectoryBatch, outcomes: Mapping[SampleId, Outcome]) -> TrajectoryBatch:
+    """The batch with one column for each of `algorithm.gdpo_reward_keys`."""
+    parts = reward_parts(config.algorithm.gdpo_reward_keys, [outcomes[sample] for sample in batch.sample_ids])
+    for name, values in parts.items():
+        batch = batch.with_scalars(PART + name, values)
+    return batch
 
 
 def subtract_kl(
@@ -72,13 +79,43 @@ def subtract_kl(
 
 
 def add_advantages(config: Config, batch: TrajectoryBatch) -> tuple[TrajectoryBatch, dict[str, float]]:
-    """The batch with `advantages`, by the configured estimator."""
-    inputs = AdvantageInputs(
+    """The batch with `advantages`, by the configured estimator; with `returns` where it makes them for a critic."""
+    result = estimator(config.algorithm.adv_estimator)(advantage_inputs(batch), advantage_options(config))
+    batch = batch.with_column("advantages", result.advantages)
+    if result.returns is not None:
+        batch = batch.with_column("returns", result.returns)
+    return batch, dict(result.metrics)
+
+
+def advantage_inputs(batch: TrajectoryBatch) -> AdvantageInputs:
+    """What the batch has of what estimators may need."""
+
+    def column(name: str) -> Ragged | None:
+        return batch.ragged(name) if batch.has(name) else None
+
+    parts = {name.removeprefix(PART): batch.scalars(name) for name in batch.columns if name.startswith(PART)}
+    return AdvantageInputs(
         token_rewards=batch.ragged("token_rewards"),
         response_mask=batch.ragged("response_mask"),
         group_index=group_numbers([sample.group for sample in batch.sample_ids]),
         judged=~np.isnan(batch.scalars("score")),
+        values=column("values"),
+        old_log_probs=column("old_log_probs"),
+        sum_pi_squared=column("sum_pi_squared"),
+        rollout_is_weights=column("rollout_is_weights"),
+        baseline=batch.scalars("baseline") if batch.has("baseline") else None,
+        reward_parts=parts or None,
     )
-    options = AdvantageOptions(norm_adv_by_std_in_grpo=config.algorithm.norm_adv_by_std_in_grpo)
-    result = estimator(config.algorithm.adv_estimator)(inputs, options)
-    return batch.with_column("advantages", result.advantages), dict(result.metrics)
+
+
+def advantage_options(config: Config) -> AdvantageOptions:
+    """`algorithm.*`, as far as estimators read it."""
+    algorithm = config.algorithm
+    keys = algorithm.gdpo_reward_keys
+    weights = algorithm.gdpo_reward_weights or (1.0,) * len(keys)
+    return AdvantageOptions(
+        norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
+        gamma=algorithm.gamma,
+        lam=algorithm.lam,
+        gdpo_weights=dict(zip(keys, weights, strict=True)) if keys else None,
+    )

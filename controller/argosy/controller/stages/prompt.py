@@ -59,3 +59,17 @@ def make_requests(
             sample = SampleId(prompt.group.data_epoch, prompt.group.position, k)
             requests.append(GenerateRequest(sample, prompt.token_ids, limited, purpose))
     return sorted(requests, key=lambda request: request.sample_id)
+
+
+def greedy_requests(
+    prompts: Sequence[Prompt], n: int, params: SamplingParams, max_model_len: int | None = None
+) -> list[GenerateRequest]:
+    """One greedy answer per prompt beside the n sampled ones, as their sample n: the baseline of ReMax.
+
+    Greedy means the likeliest token after the repetition penalty and the stops of `params`.
+    """
+    greedy = replace(params, temperature=0.0, top_k=-1, top_p=1.0, min_p=0.0)
+    return [
+        replace(request, sample_id=replace(request.sample_id, k=n))
+        for request in make_requests(prompts, 1, greedy, "train", max_model_len)
+    ]

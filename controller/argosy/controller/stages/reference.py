@@ -4,37 +4,60 @@ from __future__ import annotations
 
 import asyncio
 
+from argosy.algorithms.catalog import ADVANTAGES
 from argosy.config import Config
 from argosy.controller.context import RunContext
 from argosy.types.batch import TrajectoryBatch
 
 _INPUTS = ("sample_id", "prompt_ids", "response_ids", "response_mask")
+_OF_THE_POLICY = {"log_probs": "old_log_probs", "sum_pi_squared": "sum_pi_squared"}
+_OF_THE_REFERENCE = {"log_probs": "ref_log_probs"}
+
+
+def estimator_needs(config: Config) -> frozenset[str]:
+    """What the catalog says that the chosen advantage estimator must be given."""
+    name = config.algorithm.adv_estimator
+    return ADVANTAGES[name].needs if name in ADVANTAGES else frozenset()
 
 
 def needs_old_log_probs(config: Config) -> bool:
     """Whether old log-probs need a forward pass of their own.
 
     When one optimizer step sees the whole batch once, old and new weights are the same in that step: the trainer takes
-    its own log-probs, detached, and the pass is saved. KL in the reward needs them before the advantages.
+    its own log-probs, detached, and the pass is saved. KL in the reward, rollout correction and some estimators need
+    them before. In bypass mode the engine's log-probs stand for them.
     """
+    correction = config.algorithm.rollout_correction
+    if correction.bypass_mode:
+        return False
     actor = config.actor_rollout_ref.actor
     one_step = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size >= config.data.train_batch_size
-    return not one_step or config.algorithm.use_kl_in_reward
+    before = {"old_log_probs", "sum_pi_squared"} & estimator_needs(config)
+    return not one_step or config.algorithm.use_kl_in_reward or correction.decoupled or bool(before)
+
+
+def policy_columns(config: Config) -> list[str]:
+    """What the trainer is asked for before the update; may be nothing."""
+    if not needs_old_log_probs(config):
+        return []
+    return ["log_probs", *({"sum_pi_squared"} & estimator_needs(config))]
 
 
 async def add_log_probs(ctx: RunContext, batch: TrajectoryBatch) -> TrajectoryBatch:
-    """The batch with old_log_probs and ref_log_probs where they are needed, matched by sample id."""
+    """The batch with old_log_probs, sum_pi_squared and ref_log_probs where they are needed, matched by sample id."""
     temperature = ctx.config.actor_rollout_ref.rollout.temperature
     ids = TrajectoryBatch(batch.table.select(list(_INPUTS)))
-    calls = {}
-    if needs_old_log_probs(ctx.config):
-        calls["old_log_probs"] = ctx.services.policy.compute_log_probs
+    wanted = policy_columns(ctx.config)
+    calls = []
+    if wanted:
+        calls.append((ctx.services.policy.compute_log_probs, wanted, _OF_THE_POLICY))
     if ctx.services.reference is not None:
-        calls["ref_log_probs"] = ctx.services.reference.compute_log_probs
+        calls.append((ctx.services.reference.compute_log_probs, ["log_probs"], _OF_THE_REFERENCE))
     answers = await asyncio.gather(
-        *(call(ids, ["log_probs"], temperature=temperature, deadline_s=ctx.deadline_s) for call in calls.values())
+        *(call(ids, columns, temperature=temperature, deadline_s=ctx.deadline_s) for call, columns, _ in calls)
     )
-    for name, answer in zip(calls, answers, strict=True):
-        rows = dict(zip(answer.sample_ids, answer.ragged("log_probs"), strict=True))
-        batch = batch.with_rows(name, rows)
+    for (_, columns, names), answer in zip(calls, answers, strict=True):
+        samples = answer.sample_ids
+        for column in columns:
+            batch = batch.with_rows(names[column], dict(zip(samples, answer.ragged(column), strict=True)))
     return batch
