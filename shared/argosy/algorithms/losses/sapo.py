@@ -41,6 +41,8 @@ def sapo_loss(inputs: PolicyLossInputs, config: LossConfig) -> PolicyLossResult:
     options = read_options(SapoOptions, config)
     log_ratios = log_ratio(inputs)
     advantages = inputs.advantages
-    tau = torch.where(advantages > 0, options.tau_pos, options.tau_neg).to(advantages.dtype)
+    # Tensors, not floats: where() of two floats would be float32 whatever the advantages are.
+    positive, negative = advantages.new_tensor(options.tau_pos), advantages.new_tensor(options.tau_neg)
+    tau = torch.where(advantages > 0, positive, negative)
     gate = torch.sigmoid(tau * (log_ratios.exp() - 1.0)) * (4.0 / tau)
     return loss_result(-advantages * gate, log_ratios)

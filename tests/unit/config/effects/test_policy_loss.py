@@ -49,7 +49,7 @@ def chosen(config: Config) -> list[int]:
     keys = np.array([5, 3, 9, 0, 1], np.uint64)
     batch = MiniBatch(log_probs, log_probs, np.array([-2.0, -1.0, 0.0, 1.0, 2.0]), mask, keys)
     settings = loss_config(config)
-    return np.flatnonzero(WHOLE_BATCH[settings.loss_mode](batch, settings)).tolist()
+    return [int(place) for place in np.flatnonzero(WHOLE_BATCH[settings.loss_mode](batch, settings))]
 
 
 def test_clip_cov_ratio() -> None:
