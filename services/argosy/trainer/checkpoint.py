@@ -1,33 +1,40 @@
-"""A trainer's checkpoint: four files, no pickle, bit for bit in float32.
+"""A trainer's checkpoint: no pickle, bit for bit, saved and loaded by any number of ranks (ADR 0008).
 
-    model.safetensors       master weights; tied names once
-    optimizer.safetensors   AdamW's moments and step counts
-    rng.safetensors         random states
-    trainer.json            training step, counters, format
+    model.safetensors       master weights (with LoRA: the adapter); tied names once
+    optimizer.safetensors   the optimizer's state of each parameter
+    rng.safetensors         random states, by rank
+    trainer.json            training step, counters, format, and which piece of which tensor is in which file
 
-The controller's manifest, written after these, is what makes a checkpoint exist.
+Several ranks write a file each (`model-00001-of-00002.safetensors`). The controller's manifest, written after these, is
+what makes a checkpoint exist.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, distributed
 
 from argosy.trainer.backends.base import BackendState
-from argosy.trainer.files import write_whole
-from argosy.types.errors import CorruptDataError, InvalidInputError
+from argosy.types.errors import ArgosyError, CorruptDataError, InternalError, InvalidInputError, StorageError
 
-FORMAT = 1
-MODEL_FILE = "model.safetensors"
-OPTIMIZER_FILE = "optimizer.safetensors"
-RNG_FILE = "rng.safetensors"
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.metadata import Metadata
+
+FORMAT = 2
 STATE_FILE = "trainer.json"
-FILES = (MODEL_FILE, OPTIMIZER_FILE, RNG_FILE, STATE_FILE)
+FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", STATE_FILE)
+"""Of one process."""
+
+_MODEL, _OPTIMIZER, _RNG = "model", "optimizer", "rng"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,77 +44,163 @@ class TrainerCheckpoint:
     step: int
     """Training steps done. The learning-rate schedule is a function of it."""
     state: BackendState
+    """Tensors are whole, or this rank's DTensors."""
 
 
-def save(folder: Path, checkpoint: TrainerCheckpoint) -> list[str]:
-    """Write all files below `folder` (made if absent, leftovers replaced) and sync them; returns their names."""
-    from safetensors.torch import save_file
+def save(folder: Path, checkpoint: TrainerCheckpoint, group: ProcessGroup | None = None) -> list[str]:
+    """Write all files below `folder` (made if absent, leftovers replaced) and sync them; returns their names.
 
-    def write_tensors(name: str, tensors: Mapping[str, Tensor]) -> None:
-        # A tensor may be a view of a larger storage or not contiguous, which the format refuses.
-        plain = {key: value.contiguous().cpu() for key, value in tensors.items()}
-        write_whole(folder / name, lambda path: save_file(plain, path))
-
-    folder.mkdir(parents=True, exist_ok=True)
-    state = checkpoint.state
-    write_tensors(MODEL_FILE, state.model)
-    write_tensors(OPTIMIZER_FILE, state.optimizer)
-    write_tensors(RNG_FILE, state.rng)
-    record = {"format": FORMAT, "step": checkpoint.step, "has_moments": bool(state.optimizer)}
-    text = json.dumps(record | {"counters": dict(state.counters)}, indent=1)
-    write_whole(folder / STATE_FILE, lambda path: _write_text(path, text))
-    return list(FILES)
-
-
-def load(folder: Path) -> TrainerCheckpoint:
-    """Read and check all parts.
+    Args:
+        folder: The same on all ranks.
+        checkpoint: This rank's; tensors that aren't DTensors are the same on all ranks.
+        group: All ranks, each of which calls this; its backend must work on CPU tensors. None: one process.
 
     Raises:
-        InvalidInputError: there is no such folder, or its format is of a later release.
-        CorruptDataError: names every missing part (case H5), or the damaged one (case E3).
+        StorageError: the disk is full, or the place can't be written; on all ranks if on one.
     """
-    if not folder.is_dir():
-        raise InvalidInputError(f"there is no checkpoint folder {str(folder)!r}")
-    missing = [name for name in FILES if not (folder / name).is_file()]
-    if missing:
-        raise CorruptDataError(f"the checkpoint {str(folder)!r} lacks {', '.join(missing)}", missing=",".join(missing))
-    record = _read_record(folder / STATE_FILE)
-    optimizer = _read_tensors(folder / OPTIMIZER_FILE)
-    if record["has_moments"] and not optimizer:
-        raise CorruptDataError(f"{str(folder / OPTIMIZER_FILE)!r} is empty, but the optimizer had made steps")
+    from torch.distributed import checkpoint as dcp
+
+    from argosy.trainer.checkpoint_storage import SafetensorsWriter, SavePlannerOfCopies
+
+    rank = 0 if group is None else distributed.get_rank(group)
+    state = checkpoint.state
+    tensors = _named(_MODEL, state.model) | _named(_OPTIMIZER, state.optimizer) | _named(f"{_RNG}/{rank}", state.rng)
+    record = {"format": FORMAT, "step": checkpoint.step, "counters": dict(state.counters)}
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = SafetensorsWriter(folder, STATE_FILE, record)
+    try:
+        _quiet()
+        dcp.save(
+            tensors,
+            storage_writer=writer,
+            planner=SavePlannerOfCopies(),
+            process_group=group,
+            no_dist=group is None,
+        )
+    except dcp.CheckpointException as error:
+        raise first_failure(error, f"the checkpoint {str(folder)!r} can't be saved") from error
+    return _shared(writer.files, group)
+
+
+def load(
+    folder: Path, sharded: Mapping[str, Tensor] | None = None, group: ProcessGroup | None = None
+) -> TrainerCheckpoint:
+    """Read and check all parts.
+
+    Args:
+        folder: The same on all ranks.
+        sharded: This rank's DTensor parameters by name. They, and optimizer state of their shape, are read into new
+            DTensors laid out like them; all else is read whole. How many ranks saved doesn't matter.
+        group: All ranks. None: one process.
+
+    Raises:
+        InvalidInputError: there is no such folder, its format is of another release, or a sharded parameter has
+            another shape.
+        CorruptDataError: names every missing part (case H5), or the damaged one (case E3); on all ranks if on one.
+    """
+    from torch.distributed import checkpoint as dcp
+
+    from argosy.trainer.checkpoint_storage import SafetensorsReader
+
+    record = _read_record(folder)
+    rank = 0 if group is None else distributed.get_rank(group)
+    tensors = _empty_like(record.metadata, sharded or {}, rank)
+    planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    reader = SafetensorsReader(folder, record.metadata)
+    try:
+        _quiet()
+        dcp.load(tensors, storage_reader=reader, planner=planner, process_group=group, no_dist=group is None)
+    except dcp.CheckpointException as error:
+        raise first_failure(error, f"the checkpoint {str(folder)!r} can't be loaded") from error
+    rng = _part(tensors, f"{_RNG}/{rank}") or _part(tensors, f"{_RNG}/0")
     return TrainerCheckpoint(
-        step=record["step"],
-        state=BackendState(
-            model=_read_tensors(folder / MODEL_FILE),
-            optimizer=optimizer,
-            rng=_read_tensors(folder / RNG_FILE),
-            counters=record["counters"],
-        ),
+        record.step, BackendState(_part(tensors, _MODEL), _part(tensors, _OPTIMIZER), rng, record.counters)
     )
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def first_failure(error: CheckpointException, what: str) -> ArgosyError:
+    """The error of the lowest rank that failed, as it was if it is one of ours."""
+    rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
+    if isinstance(cause, ArgosyError):
+        return cause
+    if isinstance(cause, OSError):
+        return StorageError(f"{what}: {cause}")
+    return InternalError(f"{what} (rank {rank}): {cause!r}")
 
-    try:
-        tensors: dict[str, Tensor] = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise CorruptDataError(f"{str(path)!r} is damaged: {error}", file=path.name) from error
-    return tensors
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Record:
+    step: int
+    counters: dict[str, int]
+    metadata: Metadata = field(repr=False)
 
 
-def _read_record(path: Path) -> dict[str, Any]:
+def _read_record(folder: Path) -> _Record:
+    from argosy.trainer.checkpoint_storage import metadata_of
+
+    if not folder.is_dir():
+        raise InvalidInputError(f"there is no checkpoint folder {str(folder)!r}")
+    path = folder / STATE_FILE
+    if not path.is_file():
+        raise _missing(folder, FILES)
     try:
         record = json.loads(path.read_text())
         version = record["format"]
-        step, counters, has_moments = int(record["step"]), dict(record["counters"]), bool(record["has_moments"])
-    except (ValueError, KeyError, TypeError) as error:
+        if version != FORMAT:
+            raise InvalidInputError(f"{str(path)!r} has format {version}; this release reads format {FORMAT}")
+        found = _Record(int(record["step"]), dict(record["counters"]), metadata_of(record))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptDataError(f"{str(path)!r} is damaged: {error!r}", file=path.name) from error
-    if version != FORMAT:
-        raise InvalidInputError(f"{str(path)!r} has format {version}; this release reads format {FORMAT}")
-    return {"step": step, "counters": counters, "has_moments": has_moments}
+    files = sorted(set(found.metadata.storage_data.values()))
+    if any(not (folder / name).is_file() for name in files):
+        raise _missing(folder, files)
+    return found
 
 
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text + "\n")
+def _missing(folder: Path, names: Iterable[str]) -> CorruptDataError:
+    missing = [name for name in names if not (folder / name).is_file()]
+    return CorruptDataError(f"the checkpoint {str(folder)!r} lacks {', '.join(missing)}", missing=",".join(missing))
+
+
+def _empty_like(metadata: Metadata, sharded: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
+    """Where to read to: new tensors, so that a load that fails half-way has changed nothing."""
+    tensors = {}
+    for name, entry in metadata.state_dict_metadata.items():
+        part, _, rest = name.partition("/")
+        if part == _RNG and rest.partition("/")[0] not in (str(rank), "0"):
+            continue
+        parameter = sharded.get(rest if part == _MODEL else rest.partition("/")[2])
+        shape, dtype = entry.size, entry.properties.dtype
+        if parameter is not None and part == _MODEL and parameter.shape != shape:
+            raise InvalidInputError(
+                f"the checkpoint's model is of another model: {rest} has shape {tuple(shape)}, this model's has "
+                f"{tuple(parameter.shape)}",
+                part=_MODEL,
+            )
+        if parameter is not None and part != _RNG and parameter.shape == shape:
+            tensors[name] = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+        else:
+            tensors[name] = torch.empty(shape, dtype=dtype)
+    return tensors
+
+
+def _named(part: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{part}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def _part(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{part}/"): tensor for name, tensor in tensors.items() if name.startswith(f"{part}/")}
+
+
+def _shared(files: list[str], group: ProcessGroup | None) -> list[str]:
+    """The coordinator's list, on all ranks."""
+    if group is None:
+        return files
+    held: list[Any] = [files]
+    distributed.broadcast_object_list(held, src=distributed.get_global_rank(group, 0), group=group)
+    return list(held[0])
+
+
+def _quiet() -> None:
+    """DCP warns of every save without a process group, which is how one process is meant to save."""
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")

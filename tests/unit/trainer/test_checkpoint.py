@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from argosy.modeling.tiny import save_tiny_model
-from argosy.trainer import checkpoint
+from argosy.trainer import checkpoint, checkpoint_storage
 from argosy.trainer.core import Trainer
 from argosy.trainer.options import OptimizerOptions
 from argosy.trainer.schedule import Schedule
@@ -207,7 +207,7 @@ async def test_e3_a_truncated_file_is_refused_by_name_and_nothing_changes(
 async def test_a_later_format_is_refused(make_trainer: Any, saved: Path) -> None:
     record = json.loads((saved / "trainer.json").read_text())
     (saved / "trainer.json").write_text(json.dumps(record | {"format": 99}))
-    with pytest.raises(InvalidInputError, match="format 99; this release reads format 1"):
+    with pytest.raises(InvalidInputError, match="format 99; this release reads format 2"):
         await make_trainer().load_checkpoint(str(saved), mutation())
 
 
@@ -215,8 +215,8 @@ async def test_e3_a_leftover_is_replaced(make_trainer: Any, saved: Path) -> None
     (saved / ".model.safetensors.partial").write_bytes(b"half")
     (saved / "model.safetensors").write_bytes(b"torn")
     trainer = make_trainer()
-    await trainer.save_checkpoint(str(saved), mutation(0))
-    assert names_in(saved) == sorted(checkpoint.FILES)
+    files = await trainer.save_checkpoint(str(saved), mutation(0))
+    assert names_in(saved) == sorted(files) == sorted(set(checkpoint.FILES) - {"optimizer.safetensors"})
     await make_trainer().load_checkpoint(str(saved), mutation(0))
 
 
@@ -248,14 +248,12 @@ async def test_e3_a_kill_at_any_point_leaves_whole_files_only(make_trainer: Any,
 async def test_a_failed_save_leaves_the_old_checkpoint_and_no_litter(
     make_trainer: Any, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import safetensors.torch
-
     def full(tensors: Any, path: Path) -> None:
         path.write_bytes(b"some")
         raise OSError(28, "No space left on device")
 
     trainer = make_trainer()
-    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    monkeypatch.setattr(checkpoint_storage, "save_file", full)
     with pytest.raises(StorageError, match="no space left"):
         await trainer.save_checkpoint(str(saved), mutation(0))
     monkeypatch.undo()
