@@ -68,7 +68,7 @@ class AlgorithmConfig:
     norm_adv_by_std_in_grpo: bool = True
     """grpo: divide by the group's standard deviation; false is Dr.GRPO."""
     gamma: float = 1.0
-    """gae, reinforce_plus_plus, remax, optimal_token_baseline: discount of later rewards, per token."""
+    """gae, reinforce_plus_plus: discount of later rewards, per token."""
     lam: float = 1.0
     """gae: λ; 1 compares whole returns with the critic, 0 looks one step ahead."""
     gdpo_reward_keys: tuple[str, ...] = ()

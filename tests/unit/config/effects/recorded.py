@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,7 @@ from argosy.controller.run import Run
 from argosy.membership.memory import MemoryMembership
 from argosy.telemetry.traces import Tracing
 from argosy.types.batch import TrajectoryBatch
-from argosy.types.ids import PolicyVersion
+from argosy.types.ids import PolicyVersion, SampleId
 from argosy.types.ragged import Ragged
 from argosy.types.records import (
     Completion,
@@ -67,6 +67,8 @@ class Recorded:
     exported: list[str] = field(default_factory=list)
     failing: int = 0
     """Samples of each call whose scoring fails."""
+    outcome: Callable[[SampleId], Outcome] = lambda sample: Scored(float(sample.k))
+    """What the others are scored."""
 
     def requests(self, purpose: str) -> list[GenerateRequest]:
         """All of one purpose."""
@@ -119,10 +121,10 @@ class _Reward:
         self._recorded = recorded
 
     async def score(self, items: Sequence[ScoreRequest], *, deadline_s: float) -> list[ScoreResult]:
-        def outcome(place: int, k: int) -> Outcome:
-            return Failed("timeout", "") if place < self._recorded.failing else Scored(float(k))
+        def outcome(place: int, sample: SampleId) -> Outcome:
+            return Failed("timeout", "") if place < self._recorded.failing else self._recorded.outcome(sample)
 
-        return [ScoreResult(item.sample_id, outcome(i, item.sample_id.k)) for i, item in enumerate(items)]
+        return [ScoreResult(item.sample_id, outcome(i, item.sample_id)) for i, item in enumerate(items)]
 
     async def capabilities(self) -> RewardCapabilities:
         return RewardCapabilities(("*",))
@@ -141,7 +143,10 @@ class _LogProbs:
     ) -> TrajectoryBatch:
         self._recorded.temperatures[self._name].append(temperature)
         ids = batch.ragged("response_ids")
-        return batch.with_column("log_probs", Ragged(np.full(len(ids.values), self._value), ids.offsets))
+        for column in columns:
+            value = self._value if column == "log_probs" else 0.5
+            batch = batch.with_column(column, Ragged(np.full(len(ids.values), value), ids.offsets))
+        return batch
 
 
 class _Policy(_LogProbs):
@@ -175,9 +180,16 @@ class _Policy(_LogProbs):
         return []
 
 
-async def run_recorded(config: Config, monkeypatch: pytest.MonkeyPatch, *, failing: int = 0) -> Recorded:
+async def run_recorded(
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    failing: int = 0,
+    outcome: Callable[[SampleId], Outcome] | None = None,
+) -> Recorded:
     """Run `config` to its end; every error of the run is raised."""
     recorded = Recorded(config.run_folder, failing=failing)
+    recorded.outcome = outcome or recorded.outcome
     services: Any = Services(
         rollouts={"rollout-0": _Rollout(recorded)},  # type: ignore[dict-item]
         reward=_Reward(recorded),

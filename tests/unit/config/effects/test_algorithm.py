@@ -8,7 +8,7 @@ import pytest
 from argosy.algorithms.kl_reward import KLController
 from argosy.config import Config
 from argosy.controller.launch.fleet import services_of
-from argosy.controller.stages.advantage import add_advantages, build_batch, subtract_kl
+from argosy.controller.stages.advantage import add_advantages, add_reward_parts, build_batch, subtract_kl
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.errors import ConfigError
 from argosy.types.ids import GroupId, PolicyVersion, SampleId
@@ -48,6 +48,56 @@ def test_norm_adv_by_std_in_grpo(job: Config) -> None:
     changed = job.with_values({"algorithm.norm_adv_by_std_in_grpo": False})
     assert advantages(changed) == [-2.0, -1.0, 3.0]
     assert advantages(job) == pytest.approx([-0.7559, -0.378, 1.1339], abs=1e-3)
+
+
+def with_ramp(column: str) -> TrajectoryBatch:
+    """The batch with a column of 0.1, 0.2, 0.3 …"""
+    batch = scored_batch()
+    return batch.with_column(column, Ragged(0.1 * np.arange(1, 7), batch.ragged("response_ids").offsets))
+
+
+def test_gamma(job: Config) -> None:
+    """A discounted score is smaller at the first token than at the last."""
+    plain = job.with_values({"algorithm.adv_estimator": "reinforce_plus_plus"})
+    for config, same in ((plain, True), (plain.with_values({"algorithm.gamma": 0.5}), False)):
+        batch, _ = add_advantages(config, scored_batch())
+        first, last = batch.ragged("advantages")[2].tolist()
+        assert (first == pytest.approx(last)) is same
+
+
+def test_lam(job: Config) -> None:
+    """With λ = 0 a return is the reward and the next value: 0 + 0.2 and 0 + 0 in the first response."""
+    plain = job.with_values({"algorithm.adv_estimator": "gae"})
+    for config, wanted in ((plain, [0.0, 0.0]), (plain.with_values({"algorithm.lam": 0.0}), [0.2, 0.0])):
+        batch, _ = add_advantages(config, with_ramp("values"))
+        assert batch.ragged("returns")[0].tolist() == pytest.approx(wanted, abs=1e-6)
+
+
+def with_parts(config: Config) -> list[float]:
+    """Advantages of three responses: acc prefers the last one, form the first one."""
+    batch = scored_batch()
+    parts = ({"acc": 0.0, "form": 1.0}, {"acc": 0.0, "form": 0.0}, {"acc": 1.0, "form": 0.0})
+    outcomes = {sample: Scored(0.0, part) for sample, part in zip(batch.sample_ids, parts, strict=True)}
+    batch, _ = add_advantages(config, add_reward_parts(config, batch, outcomes))
+    return [float(row[0]) for row in batch.ragged("advantages")]
+
+
+def test_gdpo_reward_keys(job: Config) -> None:
+    gdpo = job.with_values({"algorithm.adv_estimator": "gdpo"})
+    low, middle, high = with_parts(gdpo.with_values({"algorithm.gdpo_reward_keys": ["acc"]}))
+    assert low == pytest.approx(middle)
+    assert low < high
+    with pytest.raises(ConfigError, match="gdpo_reward_keys"):
+        with_parts(gdpo)
+
+
+def test_gdpo_reward_weights(job: Config) -> None:
+    """Equal weights make the first and the last response equal; weights of 1 and 0.5 don't."""
+    gdpo = job.with_values({"algorithm.adv_estimator": "gdpo", "algorithm.gdpo_reward_keys": ["acc", "form"]})
+    first, _, last = with_parts(gdpo)
+    assert first == pytest.approx(last)
+    first, _, last = with_parts(gdpo.with_values({"algorithm.gdpo_reward_weights": [1.0, 0.5]}))
+    assert first < last
 
 
 async def test_use_kl_in_reward(job: Config, monkeypatch: pytest.MonkeyPatch) -> None:
