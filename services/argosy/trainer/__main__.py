@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import grpc
 
     from argosy.config import Config
-    from argosy.roles.policy import Policy
+    from argosy.roles.policy import TrainingCore
     from argosy.rpc.gate import Gate
     from argosy.trainer.core import Trainer
 
@@ -22,7 +22,7 @@ def build(config: Config) -> Trainer:
     return build_core(config)
 
 
-def add_to_server(core: Policy, server: grpc.aio.Server, gate: Gate, config: Config) -> list[str]:
+def add_to_server(core: TrainingCore, server: grpc.aio.Server, gate: Gate, config: Config) -> list[str]:
     """Put the trainer servicers on the gRPC server."""
     from argosy.trainer.service import add_to_server as add
 

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from argosy.modeling.compute_thread import ComputeThread
-from argosy.trainer import checkpoint
+from argosy.modeling.value_model import VALUE_COLUMN
 from argosy.trainer.answers import Answers
 from argosy.trainer.backends import Backend
+from argosy.trainer.computing import Computing
 from argosy.trainer.export import export_hf
 from argosy.trainer.metrics import NO_LOSS, Metrics, combine
 from argosy.trainer.minibatch import mini_batches
 from argosy.trainer.objective import check_loss, global_normalizer
 from argosy.trainer.optimizer import StepOutcome
 from argosy.trainer.options import TrainerOptions
+from argosy.trainer.selection import check_whole, with_mini_batch_column
 from argosy.trainer.source import PublishedWeights
 from argosy.types.batch import TrajectoryBatch
-from argosy.types.errors import InvalidInputError, StateError, StepMismatchError
+from argosy.types.errors import DeadlineError, InvalidInputError, StateError, StepMismatchError
+from argosy.types.ids import PolicyVersion
+from argosy.types.ragged import Ragged
 from argosy.types.records import (
     GlobalNormalizer,
     LossConfig,
@@ -46,25 +51,35 @@ class Trainer:
 
     def __init__(self, options: TrainerOptions, make_backend: Callable[[TrainerOptions], Backend]) -> None:
         self._options = options
-        self._thread = ComputeThread("trainer", threads=options.threads)
+        self._prefix = "critic" if options.value_head else "actor"  # of metrics
+        self._thread = Computing(options.threads)
         self._answers = Answers()
         self._published = PublishedWeights()
         self._backend = make_backend(options)
+        self._thread.watch(self._backend)
         self._step = 0
         self._revision = 0  # counts changes of the weights
         self._published_revision = -1
         self._pending: _Pending | None = None
+        self._save: _Save | None = None
         self._damage = ""  # why nothing but load_checkpoint is allowed
 
     def close(self) -> None:
-        """Let a running call finish, drop the waiting ones."""
+        """Let a running call finish, drop the waiting ones, end the backend's other processes."""
         self._thread.close()
+
+    async def wait_failed(self) -> BaseException:
+        """Return why this trainer can't work any more (a rank has failed); never, as long as it can."""
+        return await self._thread.wait_failed()
 
     # Reading
 
     async def status(self) -> TrainerStatus:
         """Where it is; answers at once, during an update too."""
-        return TrainerStatus(self._step, self._published.version, self._backend.parameter_count)
+        return self._status(self._published.version)
+
+    def _status(self, version: PolicyVersion | None) -> TrainerStatus:
+        return TrainerStatus(self._step, version, self._backend.parameter_count, self._options.value_head)
 
     def weight_source(self) -> PublishedWeights:
         """Where the published version can be fetched."""
@@ -74,10 +89,23 @@ class Trainer:
         self, batch: TrajectoryBatch, columns: Sequence[str], *, temperature: float, deadline_s: float
     ) -> TrajectoryBatch:
         """Columns "log_probs", "entropy", "sum_pi_squared" of the response tokens, under the weights being trained."""
+        if self._options.value_head:
+            raise StateError("this trainer has a value head: it computes values, not log-probs")
+        return await self._evaluate(batch, columns, temperature, deadline_s)
+
+    async def compute_values(self, batch: TrajectoryBatch, *, deadline_s: float) -> TrajectoryBatch:
+        """Column "values": V of the state before each response token, under the weights being trained."""
+        if not self._options.value_head:
+            raise StateError("this trainer has no value head: it can't compute values")
+        return await self._evaluate(batch, [VALUE_COLUMN], 1.0, deadline_s)
+
+    async def _evaluate(
+        self, batch: TrajectoryBatch, columns: Sequence[str], temperature: float, deadline_s: float
+    ) -> TrajectoryBatch:
         given_up = False
 
         def compute() -> TrajectoryBatch:
-            return self._backend.compute_log_probs(batch, columns, temperature, lambda: given_up)
+            return self._backend.evaluate(batch, columns, temperature, lambda: given_up)
 
         try:
             return await self._thread.run(compute, deadline_s=deadline_s)
@@ -97,7 +125,10 @@ class Trainer:
 
         def compute() -> StepResult:
             try:
-                return StepResult(self._step, self._accumulate(batch, loss, normalizer))
+                check_loss(loss)
+                check_whole(batch, loss, normalizer)
+                whole = with_mini_batch_column(batch, loss, self._log_probs, (0, self._step), fresh=False)
+                return StepResult(self._step, self._accumulate(whole, loss, normalizer))
             except BaseException:
                 self._drop_gradients()
                 raise
@@ -123,7 +154,7 @@ class Trainer:
                     f"the gradient covers {pending.trained_tokens:g} trained tokens of a mini-batch of "
                     f"{pending.normalizer.token_count:g}; it is dropped: begin the mini-batch again"
                 )
-            metrics = self._optimize(pending.trained_tokens) | self._backend.memory_metrics()
+            metrics = self._optimize(pending.trained_tokens) | self._memory_metrics()
             self._step += 1
             return StepResult(self._step, metrics)
 
@@ -156,22 +187,28 @@ class Trainer:
         if self._pending is not None:
             raise StateError("an update while gradients of forward_backward wait for their optim_step")
         plan = list(mini_batches(batch, config, self._step))
-        if len(plan) > 1 and not batch.has("old_log_probs"):
+        before = VALUE_COLUMN if self._options.value_head else "old_log_probs"
+        if len(plan) > 1 and not batch.has(before):
             raise InvalidInputError(
-                f"an update of {len(plan)} optimizer steps needs the column 'old_log_probs': only the first step is "
-                "still at the weights that sampled",
-                field="old_log_probs",
+                f"an update of {len(plan)} optimizer steps needs the column {before!r}: only the first step is still "
+                "at the weights from before the update",
+                field=before,
             )
         collected: list[Metrics] = []
-        for rows in plan:
-            part = batch.select(rows)
+        revision = self._revision
+        for number, rows in enumerate(plan):
+            draw, fresh = (config.seed, self._step, number), self._revision == revision
+            part = with_mini_batch_column(batch.select(rows), config.loss, self._log_probs, draw, fresh=fresh)
             shares = self._accumulate(part, config.loss, global_normalizer(part))
-            collected.append(shares | self._optimize(shares["actor/trained_tokens"]))
-        metrics = combine(collected) | self._backend.memory_metrics()
+            collected.append(shares | self._optimize(shares[f"{self._prefix}/trained_tokens"]))
+        metrics = combine(collected, self._prefix) | self._memory_metrics()
         if config.loss.use_kl_loss:
             metrics["actor/kl_coef"] = config.loss.kl_loss_coef
         self._step += 1
         return StepResult(self._step, metrics)
+
+    def _log_probs(self, batch: TrajectoryBatch, temperature: float) -> Ragged:
+        return self._backend.evaluate(batch, ["log_probs"], temperature, lambda: False).ragged("log_probs")
 
     def _accumulate(self, batch: TrajectoryBatch, loss: LossConfig, normalizer: GlobalNormalizer) -> Metrics:
         check_loss(loss)
@@ -181,7 +218,7 @@ class Trainer:
         before = self._pending.trained_tokens if self._pending else 0.0
         shares = self._backend.forward_backward(batch, loss, normalizer)
         self._pending = _Pending(normalizer, before + trained)
-        return NO_LOSS | shares | {"actor/trained_tokens": trained}
+        return NO_LOSS[self._prefix] | shares | {f"{self._prefix}/trained_tokens": trained}
 
     def _optimize(self, trained_tokens: float) -> Metrics:
         """One optimizer step; none if no token was trained (case B5) or the norm isn't finite (case H9)."""
@@ -198,12 +235,20 @@ class Trainer:
                     "step %d: gradient norm %s; the optimizer step is skipped", self._step, outcome.grad_norm
                 )
         self._revision += 0 if outcome.skipped else 1
-        return {
-            "actor/grad_norm": outcome.grad_norm,
-            "actor/lr": rate,
-            "actor/skipped_steps": float(outcome.skipped),
-            "actor/changed_weights_share": outcome.changed_share,
+        metrics = {
+            "grad_norm": outcome.grad_norm,
+            "lr": rate,
+            "skipped_steps": float(outcome.skipped),
+            "changed_weights_share": outcome.changed_share,
         }
+        return {f"{self._prefix}/{name}": value for name, value in metrics.items()}
+
+    def _memory_metrics(self) -> Metrics:
+        """As the backend reports them; a critic's stand beside the policy's in one table."""
+        found = self._backend.memory_metrics()
+        if not self._options.value_head:
+            return found
+        return {name.replace("perf/", "perf/critic_", 1): value for name, value in found.items()}
 
     def _drop_gradients(self) -> None:
         self._pending = None
@@ -218,6 +263,11 @@ class Trainer:
 
     async def publish_weights(self, lineage: str, step: int, ctx: Mutation) -> WeightsManifest:
         """Freeze the current weights as a version, and serve it until the next one. Unchanged weights cost nothing."""
+
+        if self._options.value_head:
+            raise StateError(
+                "this trainer has a value head: nothing is generated from its weights, so none are published"
+            )
 
         def compute() -> WeightsManifest:
             current = self._published.snapshot
@@ -235,28 +285,47 @@ class Trainer:
 
         return await self._mutate("publish_weights", ctx, compute)
 
-    async def save_checkpoint(self, path: str, ctx: Mutation) -> Sequence[str]:
-        """Write model, optimizer, RNG and counters below the folder `path`; returns the files' relative names."""
+    async def save_checkpoint(self, path: str, ctx: Mutation, *, background: bool = False) -> Sequence[str]:
+        """Write model, optimizer, RNG and counters below the folder `path`; returns the files' relative names.
 
-        def compute() -> Sequence[str]:
+        What is written is the state when the call's turn came; calls after it don't wait for the writing. With
+        `background` it returns as soon as that state is copied, with no names: `finish_save` waits for the files.
+        """
+
+        def start() -> Future[list[str]]:
             if self._pending is not None:
                 raise StateError("a checkpoint while gradients wait for their optim_step would lose them")
-            return checkpoint.save(Path(path), checkpoint.TrainerCheckpoint(self._step, self._backend.state()))
+            return self._backend.start_save(Path(path), self._step)
 
-        return await self._mutate("save_checkpoint", ctx, compute)
+        async def save() -> Sequence[str]:
+            started = await self._thread.run(self._checked("save_checkpoint", ctx, start))
+            self._save = _Save(path, started)
+            return [] if background else await _written(started, None)
+
+        return await self._answers.once("save_checkpoint", ctx, save)
+
+    async def finish_save(self, path: str, *, deadline_s: float) -> Sequence[str]:
+        """Wait until the save begun last, to `path`, is complete and synced; returns the files' relative names.
+
+        May be asked again, also after it has ended. Raises what the writing raised; StateError if the last save was to
+        another place.
+        """
+        if self._save is None or self._save.path != path:
+            last = "there was none" if self._save is None else f"the last one is to {self._save.path!r}"
+            raise StateError(f"no save to {path!r} is under way: {last}")
+        return await _written(self._save.files, deadline_s)
 
     async def load_checkpoint(self, path: str, ctx: Mutation) -> TrainerStatus:
         """Restore all that save_checkpoint wrote, or nothing. Weights must be published anew after it."""
 
         def compute() -> TrainerStatus:
-            loaded = checkpoint.load(Path(path))
-            self._backend.load_state(loaded.state)
+            step = self._backend.load_checkpoint(Path(path))
             self._pending = None
-            self._step = loaded.step
+            self._step = step
             self._revision += 1
             self._published.snapshot = None
             self._damage = ""
-            return TrainerStatus(self._step, None, self._backend.parameter_count)
+            return self._status(None)
 
         status = await self._mutate("load_checkpoint", ctx, compute, mends=True)
         # A run that went back repeats its request ids: answers from before would be of another history.
@@ -275,6 +344,13 @@ class Trainer:
 
     async def _mutate(self, method: str, ctx: Mutation, compute: Callable[[], R], *, mends: bool = False) -> R:
         """Run `compute` in the thread, once per request id, if the trainer is at the expected step."""
+        checked = self._checked(method, ctx, compute, mends=mends)
+        return await self._answers.once(method, ctx, lambda: self._thread.run(checked))
+
+    def _checked(
+        self, method: str, ctx: Mutation, compute: Callable[[], R], *, mends: bool = False
+    ) -> Callable[[], R]:
+        """`compute`, refused if the trainer is damaged or not at the expected step by then."""
 
         def checked() -> R:
             if self._damage and not mends:
@@ -287,7 +363,24 @@ class Trainer:
                 )
             return compute()
 
-        return await self._answers.once(method, ctx, lambda: self._thread.run(checked))
+        return checked
+
+
+async def _written(files: Future[list[str]], deadline_s: float | None) -> Sequence[str]:
+    """A save's files; it goes on if the caller gives up."""
+    written = asyncio.wrap_future(files)
+    done, _ = await asyncio.wait({written}, timeout=deadline_s)
+    if not done:
+        raise DeadlineError(f"the checkpoint was not written within {deadline_s:g} s; it is still being written")
+    return written.result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Save:
+    """The save that was begun last."""
+
+    path: str
+    files: Future[list[str]]
 
 
 @dataclass(frozen=True, slots=True)

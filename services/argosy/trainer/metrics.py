@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 Metrics = dict[str, float]
 
-NO_LOSS: Metrics = {
-    "actor/pg_loss": 0.0,
-    "actor/pg_clipfrac": 0.0,
-    "actor/pg_clipfrac_lower": 0.0,
-    "actor/ppo_kl": 0.0,
+NO_LOSS: Mapping[str, Metrics] = {
+    "actor": {
+        "actor/pg_loss": 0.0,
+        "actor/pg_clipfrac": 0.0,
+        "actor/pg_clipfrac_lower": 0.0,
+        "actor/ppo_kl": 0.0,
+    },
+    "critic": {"critic/vf_loss": 0.0, "critic/vf_clipfrac": 0.0, "critic/vpred_mean": 0.0},
 }
-"""Of a batch in which no row can move the weights: exact zeros, so that the names are always there."""
+"""By the metrics' prefix: of a batch in which no row can move the weights. Exact zeros, so that the names are there."""
 
-SUMMED = frozenset({"actor/trained_tokens", "actor/skipped_steps"})
-"""Metrics that are counts over the whole update; the others are means over its optimizer steps."""
+SUMMED = frozenset({"trained_tokens", "skipped_steps"})
+"""Metrics (after the prefix) that are counts over the whole update; the others are means over its optimizer steps."""
 
 
-def combine(steps: Sequence[Metrics]) -> Metrics:
+def combine(steps: Sequence[Metrics], prefix: str) -> Metrics:
     """One update's metrics from its optimizer steps'. NaN stays NaN (case H9)."""
     names = dict.fromkeys(name for step in steps for name in step)
     combined: Metrics = {}
     for name in names:
         values = [step[name] for step in steps if name in step]
         total = math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
-        combined[name] = total if name in SUMMED else total / len(values)
-    return combined | {"actor/optimizer_steps": float(len(steps))}
+        combined[name] = total if name.removeprefix(f"{prefix}/") in SUMMED else total / len(values)
+    return combined | {f"{prefix}/optimizer_steps": float(len(steps))}

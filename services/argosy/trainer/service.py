@@ -10,7 +10,7 @@ import grpc
 from argosy.api.common.v1.context_pb2 import ResponseContext
 from argosy.api.trainer.v1 import trainer_service_pb2 as pb
 from argosy.api.trainer.v1 import trainer_service_pb2_grpc
-from argosy.roles.policy import Critic, Policy
+from argosy.roles.policy import TrainingCore
 from argosy.rpc import weights_service
 from argosy.rpc.chunking import batch_parts, collect_batch, only, read_start
 from argosy.rpc.codec.common import manifest_to_pb
@@ -23,7 +23,7 @@ from argosy.rpc.codec.trainer import (
 )
 from argosy.rpc.gate import Gate, remaining_s
 from argosy.types.batch import TrajectoryBatch
-from argosy.types.errors import ArgosyError, InvalidInputError, StateError
+from argosy.types.errors import ArgosyError, InvalidInputError
 from argosy.types.records import Mutation, StepResult
 
 NAME = pb.DESCRIPTOR.services_by_name["TrainerService"].full_name
@@ -34,7 +34,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class TrainerServicer(trainer_service_pb2_grpc.TrainerServiceServicer):
     """Thin: the core does the work and checks expected_step; the gate fences and remembers answers (case F15)."""
 
-    def __init__(self, core: Policy, gate: Gate) -> None:
+    def __init__(self, core: TrainingCore, gate: Gate) -> None:
         self._core = core
         self._gate = gate
 
@@ -104,7 +104,7 @@ class TrainerServicer(trainer_service_pb2_grpc.TrainerServiceServicer):
         start, parts = await read_start(request_iterator)
         self._gate.admit(start.context)
         batch = await collect_batch(parts)
-        answer = await _critic(self._core).compute_values(batch, deadline_s=remaining_s(start.context, context))
+        answer = await self._core.compute_values(batch, deadline_s=remaining_s(start.context, context))
         respond: ResponseContext | None = await self._respond()
         for part in batch_parts(only(answer, "response_ids", "values")):
             yield pb.ComputeValuesResponse(context=respond, payload=part)
@@ -164,19 +164,13 @@ class TrainerServicer(trainer_service_pb2_grpc.TrainerServiceServicer):
         return self._gate.respond((await self._core.status()).version)
 
 
-def _critic(core: Policy) -> Critic:
-    if not hasattr(core, "compute_values"):
-        raise StateError("this trainer has no value head: it can't compute values")
-    return core  # type: ignore[return-value]  # just checked
-
-
 def _path(request: pb.SaveCheckpointRequest | pb.LoadCheckpointRequest | pb.ExportModelRequest) -> str:
     if not request.path:
         raise InvalidInputError("path is empty: which folder?", field="path")
     return request.path
 
 
-def add_to_server(core: Policy, server: grpc.aio.Server, gate: Gate) -> list[str]:
+def add_to_server(core: TrainingCore, server: grpc.aio.Server, gate: Gate) -> list[str]:
     """Serve a training core, and the weights that it publishes; returns the full service names."""
     trainer_service_pb2_grpc.add_TrainerServiceServicer_to_server(TrainerServicer(core, gate), server)
     return [NAME, *weights_service.add_to_server(core.weight_source(), server, gate)]

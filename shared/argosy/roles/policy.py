@@ -18,8 +18,8 @@ from argosy.types.records import (
 )
 
 
-class Policy(Protocol):
-    """One trainer (or the training core in this process). Mutations check `ctx.expected_step`."""
+class Training(Protocol):
+    """What every trainer does, of a policy or of a critic. Mutations check `ctx.expected_step`."""
 
     async def status(self) -> TrainerStatus:
         """Where it is."""
@@ -38,14 +38,9 @@ class Policy(Protocol):
     async def update(self, batch: TrajectoryBatch, config: UpdateConfig, ctx: Mutation) -> StepResult:
         """All mini-batches and ppo_epochs of one loop iteration; the step goes up by one.
 
-        The batch has old_log_probs, advantages, and ref_log_probs if use_kl_loss.
+        The batch of a policy has old_log_probs, advantages, and ref_log_probs if use_kl_loss; a critic's has values
+        (those before the update) and returns.
         """
-        ...
-
-    async def compute_log_probs(
-        self, batch: TrajectoryBatch, columns: Sequence[str], *, temperature: float, deadline_s: float
-    ) -> TrajectoryBatch:
-        """As `argosy.roles.reference.Reference.compute_log_probs`, with the weights being trained."""
         ...
 
     async def save_checkpoint(self, path: str, ctx: Mutation) -> Sequence[str]:
@@ -64,6 +59,16 @@ class Policy(Protocol):
         """Write the weights as a Hugging Face model folder with tokenizer and chat template."""
         ...
 
+
+class Policy(Training, Protocol):
+    """One trainer of the policy (or the training core in this process)."""
+
+    async def compute_log_probs(
+        self, batch: TrajectoryBatch, columns: Sequence[str], *, temperature: float, deadline_s: float
+    ) -> TrajectoryBatch:
+        """As `argosy.roles.reference.Reference.compute_log_probs`, with the weights being trained."""
+        ...
+
     async def publish_weights(self, lineage: str, step: int, ctx: Mutation) -> WeightsManifest:
         """Freeze a snapshot of the current weights as a version, and serve it as a WeightSource until the next one."""
         ...
@@ -73,9 +78,13 @@ class Policy(Protocol):
         ...
 
 
-class Critic(Policy, Protocol):
-    """A trainer with a value head. (Trained in a later release; the seam is here.)"""
+class Critic(Training, Protocol):
+    """One trainer with a value head. Nothing is generated from its weights, so none are published."""
 
     async def compute_values(self, batch: TrajectoryBatch, *, deadline_s: float) -> TrajectoryBatch:
-        """A batch with the column "values", one per response token."""
+        """A batch with the column "values", one per response token: V of the state before it."""
         ...
+
+
+class TrainingCore(Policy, Critic, Protocol):
+    """What a trainer process serves. Which of the two it is, its options say; StateError for what the other does."""

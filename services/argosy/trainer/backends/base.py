@@ -6,7 +6,9 @@ All calls come from one thread and block.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -52,10 +54,10 @@ class Backend(Protocol):
         """Drop the gradients."""
         ...
 
-    def compute_log_probs(
+    def evaluate(
         self, batch: TrajectoryBatch, columns: Sequence[str], temperature: float, cancelled: Callable[[], bool]
     ) -> TrajectoryBatch:
-        """Statistics of the response tokens under the current weights."""
+        """Columns of the response tokens under the current weights: a policy's log-probs, a critic's values."""
         ...
 
     def weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -68,6 +70,21 @@ class Backend(Protocol):
 
     def load_state(self, state: BackendState) -> None:
         """Restore; all or nothing. Raises InvalidInputError if names or shapes don't fit this model."""
+        ...
+
+    def start_save(self, folder: Path, step: int) -> Future[list[str]]:
+        """Copy the state now and write it below `folder` in the background; the future has the files' names.
+
+        Waits for a save that is still under way, so that there is one copy at most.
+        """
+        ...
+
+    def load_checkpoint(self, folder: Path) -> int:
+        """Restore what a save wrote, by whatever number of ranks; all or nothing. Returns its step."""
+        ...
+
+    def close(self) -> None:
+        """Let a save that is under way finish, and give back what is held outside memory."""
         ...
 
     def model_for_export(self) -> Any:

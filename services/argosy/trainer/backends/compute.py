@@ -6,6 +6,7 @@ the rows it is given, and returns their shares of the metrics. Shares add up ove
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,14 +14,30 @@ import torch
 from torch import Tensor
 
 from argosy.algorithms.agreement import rollout_agreement
+from argosy.algorithms.losses.mini_batch import COLUMN
+from argosy.algorithms.values import LOSS_MODE as VALUE_MODE
 from argosy.modeling.packed_model import PackedModel, token_places
 from argosy.modeling.packing import pack
-from argosy.trainer.objective import TokenColumns, objective, rows_with_gradient
+from argosy.modeling.value_model import VALUE_COLUMN, PackedValueModel
+from argosy.trainer.objective import (
+    Objective,
+    TokenColumns,
+    ValueColumns,
+    check_columns,
+    objective,
+    rows_with_gradient,
+    value_objective,
+)
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.errors import InvalidInputError
 from argosy.types.records import GlobalNormalizer, LossConfig
 
+RETURNS_COLUMN = "returns"
+"""What a critic is trained on, one float32 per response token."""
+
 Rows = np.ndarray[Any, Any]
+Gather = Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+"""One rank's array [n] → those of all ranks, joined. A rank that is alone gets its own back."""
 
 
 class Compute(Protocol):
@@ -55,8 +72,8 @@ class Compute(Protocol):
         """
         ...
 
-    def collected(self) -> dict[str, float]:
-        """Metrics of the forward_backward as a whole, over this rank's rows."""
+    def collected(self, gather: Gather = lambda array: array) -> dict[str, float]:
+        """Metrics of the forward_backward as a whole, over all ranks' rows: every rank calls this."""
         ...
 
 
@@ -70,9 +87,7 @@ class PolicyCompute:
 
     def check(self, batch: TrajectoryBatch, loss: LossConfig) -> None:
         """Columns that the loss reads, and ids that the model knows."""
-        for name in ["advantages"] + (["ref_log_probs"] if loss.use_kl_loss else []):
-            if not batch.has(name):
-                raise InvalidInputError(f"the batch has no column {name!r}, which this loss needs", field=name)
+        check_columns(batch, loss)
         self._model.check(batch)
 
     def active_rows(self, batch: TrajectoryBatch, loss: LossConfig) -> Rows:
@@ -107,13 +122,71 @@ class PolicyCompute:
         (result.loss * loss_scale).backward()  # type: ignore[no-untyped-call]
         if loss_scale == 0.0:
             return {}
-        shares = {name: float(value) for name, value in result.metrics.items()}
-        scale = token_weight / max(normalizer.token_count, 1.0)
-        return shares | {name: float(value) * scale for name, value in result.token_metrics.items()}
+        return _shares(result, normalizer, token_weight)
 
-    def collected(self) -> dict[str, float]:
-        """training/rollout_probs_diff_* of this rank's rows."""
-        return self._agreement.metrics()
+    def collected(self, gather: Gather = lambda array: array) -> dict[str, float]:
+        """training/rollout_probs_diff_*."""
+        return self._agreement.metrics(gather)
+
+
+class ValueCompute:
+    """Values and the clipped squared error: a critic's. Implements `Compute`.
+
+    Reads the columns "returns" and, but for the first optimizer step of an update, "values": those before the update.
+    """
+
+    def __init__(self, model: PackedValueModel) -> None:
+        self._model = model
+
+    def check(self, batch: TrajectoryBatch, loss: LossConfig) -> None:
+        """Columns that the loss reads, and ids that the model knows."""
+        if loss.loss_mode != VALUE_MODE:
+            raise InvalidInputError(
+                f"a trainer with a value head has the loss_mode {VALUE_MODE!r}, got {loss.loss_mode!r}",
+                field="loss_mode",
+            )
+        if not batch.has(RETURNS_COLUMN):
+            raise InvalidInputError(
+                f"the batch has no column {RETURNS_COLUMN!r}, which this loss needs", field=RETURNS_COLUMN
+            )
+        self._model.check(batch)
+
+    def active_rows(self, batch: TrajectoryBatch, loss: LossConfig) -> Rows:
+        """As `rows_with_gradient`: those with a trained token."""
+        return rows_with_gradient(batch, loss)
+
+    def begin(self) -> None:
+        """Nothing is collected."""
+
+    def micro_batch(
+        self,
+        batch: TrajectoryBatch,
+        rows: Rows,
+        loss: LossConfig,
+        normalizer: GlobalNormalizer,
+        token_weight: float,
+        loss_scale: float = 1.0,
+    ) -> dict[str, float]:
+        """As `Compute` says."""
+        device = self._model.device
+        packed = pack(batch.ragged("prompt_ids").take(rows), batch.ragged("response_ids").take(rows), device=device)
+        values = self._model.response_values(packed)
+        result = value_objective(
+            values, value_columns(batch, rows, device), packed.owner, packed.sequence_count, loss, normalizer
+        )
+        (result.loss * loss_scale).backward()  # type: ignore[no-untyped-call]
+        return {} if loss_scale == 0.0 else _shares(result, normalizer, token_weight)
+
+    def collected(self, gather: Gather = lambda array: array) -> dict[str, float]:
+        """None."""
+        return {}
+
+
+def _shares(result: Objective, normalizer: GlobalNormalizer, token_weight: float) -> dict[str, float]:
+    """A micro-batch's shares of the metrics: token metrics are averages over the mini-batch's trained tokens."""
+    scale = token_weight / max(normalizer.token_count, 1.0)
+    shares = {name: float(value) for name, value in result.metrics.items()}
+    return shares | {name: float(value) * scale for name, value in result.token_metrics.items()}
 
 
 class _Agreement:
@@ -136,11 +209,12 @@ class _Agreement:
         self._trainer.append(log_probs.float().cpu()[trained])
         self._rollout.append(batch.ragged("rollout_log_probs").values[places][trained.numpy()])
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, gather: Gather) -> dict[str, float]:
         """training/rollout_probs_diff_* and the correlation; empty if nothing was collected."""
-        if not self._trainer:
-            return {}
-        return rollout_agreement(torch.cat(self._trainer).numpy(), np.concatenate(self._rollout))
+        none = np.zeros(0, np.float32)
+        trainer = torch.cat(self._trainer).numpy() if self._trainer else none
+        rollout = np.concatenate(self._rollout) if self._rollout else none
+        return rollout_agreement(gather(trainer), gather(rollout))
 
 
 def token_columns(batch: TrajectoryBatch, rows: Rows, loss: LossConfig, device: torch.device) -> TokenColumns:
@@ -155,4 +229,20 @@ def token_columns(batch: TrajectoryBatch, rows: Rows, loss: LossConfig, device: 
         mask=column("response_mask"),
         old_log_probs=column("old_log_probs") if batch.has("old_log_probs") else None,
         ref_log_probs=column("ref_log_probs") if loss.use_kl_loss else None,
+        rollout_is_weights=column("rollout_is_weights") if batch.has("rollout_is_weights") else None,
+        mini_batch_column=column(COLUMN) if batch.has(COLUMN) else None,
+    )
+
+
+def value_columns(batch: TrajectoryBatch, rows: Rows, device: torch.device) -> ValueColumns:
+    """The rows' columns for a critic, end to end in the rows' order."""
+    places = token_places(batch.ragged("response_ids"), rows)
+
+    def column(name: str) -> Tensor:
+        return torch.from_numpy(batch.ragged(name).values[places].astype(np.float32)).to(device)
+
+    return ValueColumns(
+        returns=column(RETURNS_COLUMN),
+        mask=column("response_mask"),
+        old_values=column(VALUE_COLUMN) if batch.has(VALUE_COLUMN) else None,
     )

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 from torch import Tensor, nn
 
-from argosy.modeling.loading import load_causal_lm, resolve_dtype
 from argosy.modeling.memory import peak_memory_bytes
 from argosy.modeling.microbatch import plan_micro_batches
-from argosy.modeling.packed_model import PackedModel
+from argosy.trainer import checkpoint
 from argosy.trainer.backends.base import BackendState
-from argosy.trainer.backends.compute import Compute, PolicyCompute
+from argosy.trainer.backends.building import build_model
+from argosy.trainer.backends.fitting import check_fit
+from argosy.trainer.checkpoint_saver import CheckpointSaver
 from argosy.trainer.optimizer import MasterOptimizer, StepOutcome
 from argosy.trainer.options import TrainerOptions
 from argosy.types.batch import TrajectoryBatch
-from argosy.types.errors import InvalidInputError
 from argosy.types.records import GlobalNormalizer, LossConfig
 from argosy.weightsync.tensors import find_tied
-
-_LISTED_FAULTS = 8
-"""Tensors named in a refusal; the rest are counted."""
 
 
 class SingleProcessBackend:
@@ -31,22 +30,13 @@ class SingleProcessBackend:
 
     def __init__(self, options: TrainerOptions) -> None:
         self._options = options
-        self._hf_model = load_causal_lm(options.model)
-        self._model = PackedModel(
-            self._hf_model,
-            compute_dtype=resolve_dtype(options.compute_dtype)
-            if options.compute_dtype != "float32"
-            else resolve_dtype(options.model.dtype),
-            chunk_tokens=options.log_prob_chunk_tokens,
-        )
-        self._model.self_check()
-        if options.gradient_checkpointing:
-            _enable_checkpointing(self._hf_model)
+        built = build_model(options)
+        self._hf_model, self._model, self._compute = built.hf_model, built.packed, built.compute
         self._parameters: dict[str, nn.Parameter] = {
             name: parameter for name, parameter in self._hf_model.named_parameters() if parameter.requires_grad
         }
         self._optimizer = MasterOptimizer(self._parameters, options.optimizer)
-        self._compute: Compute = PolicyCompute(self._model, report_entropy=options.report_entropy)
+        self._saver = CheckpointSaver()
 
     @property
     def parameter_count(self) -> int:
@@ -78,10 +68,10 @@ class SingleProcessBackend:
         """Drop the gradients."""
         self._optimizer.zero_grad()
 
-    def compute_log_probs(
+    def evaluate(
         self, batch: TrajectoryBatch, columns: Sequence[str], temperature: float, cancelled: Callable[[], bool]
     ) -> TrajectoryBatch:
-        """Statistics of the response tokens under the current weights."""
+        """Columns of the response tokens under the current weights."""
         limit = self._options.log_prob_limit
         return self._model.evaluate(batch, columns, temperature=temperature, limit=limit, cancelled=cancelled)
 
@@ -110,9 +100,9 @@ class SingleProcessBackend:
         """Restore; names and shapes are checked before the first tensor is touched."""
         weights, tied = self.weights()
         own = {name: tensor for name, tensor in weights.items() if name not in tied}
-        _check_fit("model", {name: tuple(tensor.shape) for name, tensor in own.items()}, state.model)
+        check_fit("model", {name: tuple(tensor.shape) for name, tensor in own.items()}, state.model)
         if state.optimizer:
-            _check_fit("optimizer", self._optimizer.expected_state(), state.optimizer)
+            check_fit("optimizer", self._optimizer.expected_state(), state.optimizer)
         self.zero_grad()
         with torch.no_grad():
             for name, tensor in own.items():
@@ -123,6 +113,20 @@ class SingleProcessBackend:
         torch.set_rng_state(state.rng["cpu"])
         if "cuda" in state.rng and self._model.device.type == "cuda":
             torch.cuda.set_rng_state(state.rng["cuda"], self._model.device)
+
+    def start_save(self, folder: Path, step: int) -> Future[list[str]]:
+        """Copy the state now, write it in the background."""
+        return self._saver.start(folder, step, self.state())
+
+    def load_checkpoint(self, folder: Path) -> int:
+        """Read everything, check that it fits, and only then restore."""
+        loaded = checkpoint.load(folder)
+        self.load_state(loaded.state)
+        return loaded.step
+
+    def close(self) -> None:
+        """Let a save that is under way finish."""
+        self._saver.close()
 
     def model_for_export(self) -> Any:
         """The transformers model, for `save_pretrained`."""
@@ -137,33 +141,3 @@ class SingleProcessBackend:
         if self._model.device.type == "cuda":
             found["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated(self._model.device) / 1e9
         return found
-
-
-def _enable_checkpointing(model: Any) -> None:
-    """Recompute each layer in the backward pass.
-
-    Transformers does it only for layers in train mode, which would wake dropout below them; so only the layers' own
-    flags are set, and their children stay in eval mode (case B10).
-    """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.training = True
-
-
-def _check_fit(part: str, expected: dict[str, tuple[int, ...]], found: Any) -> None:
-    """Refuse a checkpoint of another model, naming the tensors (case H5)."""
-    faults = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
-    faults += [f"{name} is unknown to this model" for name in sorted(found.keys() - expected.keys())]
-    faults += [
-        f"{name} has shape {tuple(found[name].shape)}, this model's has {shape}"
-        for name, shape in expected.items()
-        if name in found and tuple(found[name].shape) != shape
-    ]
-    if faults:
-        more = f" and {len(faults) - _LISTED_FAULTS} more" if len(faults) > _LISTED_FAULTS else ""
-        raise InvalidInputError(
-            f"the checkpoint's {part} is of another model: {'; '.join(faults[:_LISTED_FAULTS])}{more}", part=part
-        )

@@ -1,0 +1,73 @@
+"""The model of a trainer and what is computed with it, made the same way for every backend.
+
+What differs between a policy and a critic is here and in `Compute`; a backend only places tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from argosy.modeling.loading import load_causal_lm, resolve_dtype
+from argosy.modeling.packed_model import PackedModel
+from argosy.modeling.packed_network import PackedNetwork
+from argosy.modeling.value_model import PackedValueModel, load_value_model
+from argosy.trainer.backends.compute import Compute, PolicyCompute, ValueCompute
+from argosy.trainer.options import TrainerOptions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BuiltModel:
+    """A model on its device, checked."""
+
+    hf_model: Any
+    """A transformers PreTrainedModel, or a `ValueModel`: holds the parameters, and has `save_pretrained`."""
+    packed: PackedNetwork
+    """Its packed forward; `evaluate` gives what its kind can compute."""
+    compute: Compute
+    """Its objective."""
+
+
+def build_model(options: TrainerOptions) -> BuiltModel:
+    """Load the model of `options`, and compare its packed pass with its own.
+
+    Raises InvalidInputError for a model that can't be loaded, InternalError for one that can't be trained packed.
+    """
+    built = _critic(options) if options.value_head else _policy(options)
+    built.packed.self_check()
+    if options.gradient_checkpointing:
+        enable_checkpointing(built.hf_model)
+    return built
+
+
+def _policy(options: TrainerOptions) -> BuiltModel:
+    hf_model = load_causal_lm(options.model)
+    packed = PackedModel(hf_model, compute_dtype=compute_dtype_of(options), chunk_tokens=options.log_prob_chunk_tokens)
+    return BuiltModel(hf_model, packed, PolicyCompute(packed, report_entropy=options.report_entropy))
+
+
+def _critic(options: TrainerOptions) -> BuiltModel:
+    hf_model = load_value_model(options.model)
+    packed = PackedValueModel(hf_model, compute_dtype=compute_dtype_of(options))
+    return BuiltModel(hf_model, packed, ValueCompute(packed))
+
+
+def compute_dtype_of(options: TrainerOptions) -> torch.dtype:
+    """Of forward and backward: float64 models (tests) compute in their own type."""
+    return resolve_dtype(options.model.dtype if options.compute_dtype == "float32" else options.compute_dtype)
+
+
+def enable_checkpointing(model: Any) -> None:
+    """Recompute each layer in the backward pass.
+
+    Transformers does it only for layers in train mode, which would wake dropout below them; so only the layers' own
+    flags are set, and their children stay in eval mode (case B10).
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True
