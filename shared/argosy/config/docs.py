@@ -49,6 +49,34 @@ def _section(section: type[Any], prefix: str) -> Iterator[str]:
         yield from _section(kind, f"{path}.")
 
 
+@dataclasses.dataclass(frozen=True)
+class KeyDoc:
+    """One key as the tables show it."""
+
+    path: str
+    kind: str
+    default: str
+    """As one would type it; "" for an empty text."""
+    meaning: str
+    accepts: str
+    """Its range or choices, in Markdown; "" for any."""
+
+
+def key_doc(path: str) -> KeyDoc:
+    """What the schema says about a full path. Raises KeyError for one that is no field.
+
+    >>> key_doc("algorithm.lam").default
+    '1.0'
+    """
+    section: type[Any] = Config
+    *sections, name = path.split(".")
+    for inner in sections:
+        section = typing.cast("type[Any]", field_types(section)[inner])
+    item = {item.name: item for item in dataclasses.fields(section)}[name]
+    kind = _type_name(field_types(section)[name])
+    return KeyDoc(path, kind, _default(item).strip("`"), _cell(field_docs(section)[name]), _accepts(path).strip())
+
+
 def field_docs(section: type[Any]) -> dict[str, str]:
     """The text below each field. Raises ValueError on a field without one."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(section)))

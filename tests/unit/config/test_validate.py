@@ -187,3 +187,10 @@ def test_c10_fewer_rows_than_a_batch_is_refused(valid: Config, rows: int, filter
 
 def test_c10_exactly_one_batch_is_enough(valid: Config) -> None:
     validate_row_count(valid, 8)
+
+
+def test_gdpo_with_kl_in_the_reward_is_refused(valid: Config) -> None:
+    gdpo = {"algorithm.adv_estimator": "gdpo", "algorithm.gdpo_reward_keys": ["acc"]}
+    assert find_problems(valid.with_values(gdpo)) == []
+    problem = problem_of(valid, {**gdpo, "algorithm.use_kl_in_reward": True})
+    assert problem.startswith("algorithm.use_kl_in_reward: got true with algorithm.adv_estimator=gdpo")

@@ -64,9 +64,9 @@ class AlgorithmConfig:
     """Advantages and the KL penalty in the reward."""
 
     adv_estimator: str = "gae"
-    """Advantage estimator: "grpo" for now. verl's default, "gae", needs a critic, which is not there yet: set grpo."""
+    """Advantage estimator; `argosy algorithms advantages` says what each does. verl's default, "gae", needs a critic."""
     norm_adv_by_std_in_grpo: bool = True
-    """grpo: divide by the group's standard deviation; false is Dr.GRPO."""
+    """grpo, grpo_passk, gdpo: divide by the group's standard deviation; false is Dr.GRPO."""
     gamma: float = 1.0
     """gae, reinforce_plus_plus: discount of later rewards, per token."""
     lam: float = 1.0

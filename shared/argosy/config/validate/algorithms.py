@@ -50,6 +50,12 @@ def _check_parts(config: Config, needs: frozenset[str]) -> Iterator[str]:
             f"algorithm.gdpo_reward_keys: got [] with algorithm.adv_estimator={algorithm.adv_estimator}; wants names "
             "of numbers that the scorer returns, such as [acc,format]"
         )
+    if "reward_parts" in needs and algorithm.use_kl_in_reward:
+        yield (
+            f"algorithm.use_kl_in_reward: got true with algorithm.adv_estimator={algorithm.adv_estimator}, which sees "
+            "the named parts of the score and nothing else of the reward; set actor_rollout_ref.actor.use_kl_loss=true "
+            "to keep near the reference"
+        )
     if len(set(keys)) < len(keys):
         yield f"algorithm.gdpo_reward_keys: got {list(keys)}, where a name is given twice"
     if weights and len(weights) != len(keys):
