@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed import DeviceMesh, ReduceOp
+from torch.distributed import ReduceOp
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 _Key = tuple[DeviceMesh, tuple[int, ...]]

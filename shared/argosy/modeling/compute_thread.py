@@ -64,11 +64,11 @@ class ComputeThread:
         with self._lock:
             self._pending -= 1
 
-    def close(self) -> None:
-        """Drop what waits, let what runs finish. Repeating it does no harm."""
+    def close(self, *, wait: bool = True) -> None:
+        """Drop what waits, let what runs finish; wait for that, if it isn't known to hang. Repeating does no harm."""
         with self._lock:
             self._closed = True
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._executor.shutdown(wait=wait, cancel_futures=True)
 
 
 def _set_threads(threads: int) -> None:

@@ -78,10 +78,12 @@ class PackedNetwork:
         temperature: float = 1.0,
         limit: MicroBatchLimit,
         cancelled: Callable[[], bool] = lambda: False,
+        plan: Sequence[np.ndarray[Any, Any]] | None = None,
     ) -> TrajectoryBatch:
         """The batch's ids with the named columns, without gradients.
 
-        Rows keep their order, whatever micro-batches they were computed in (case B20).
+        Rows keep their order, whatever micro-batches they were computed in (case B20). With a `plan`, its micro-batches
+        are computed in place of those by `limit`; rows that are in none of them get zeros.
 
         Raises:
             InvalidInputError: an unknown column, an id outside the vocabulary, too long a sequence, an empty prompt.
@@ -98,7 +100,7 @@ class PackedNetwork:
         prompts, responses = batch.ragged("prompt_ids"), batch.ragged("response_ids")
         results = {name: np.zeros(len(responses.values), np.float32) for name in columns}
         with torch.no_grad():
-            for rows in plan_micro_batches(prompts, responses, limit):
+            for rows in plan_micro_batches(prompts, responses, limit) if plan is None else plan:
                 if cancelled():
                     raise AbortedError("nobody waits for these numbers any more")
                 packed = pack(prompts.take(rows), responses.take(rows), device=self.device)

@@ -1,0 +1,318 @@
+"""The FSDP backend: parameters, gradients and optimizer state cut over the ranks of one trainer (FSDP2).
+
+Every rank calls the same methods with the same arguments (`argosy.trainer.ranks.commands.RankBackend`), and computes
+the rows that are its own. A world of one rank works as well, and is then a plain `Backend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import FSDPModule
+
+from argosy.modeling.memory import peak_memory_bytes
+from argosy.modeling.microbatch import MicroBatchLimit
+from argosy.trainer import checkpoint
+from argosy.trainer.backends.base import BackendState
+from argosy.trainer.backends.compute import Compute, PolicyCompute, ValueCompute
+from argosy.trainer.backends.fitting import check_fit
+from argosy.trainer.backends.fsdp_model import fill, load_on_first_rank, spread, whole
+from argosy.trainer.checkpoint_saver import CheckpointSaver
+from argosy.trainer.optimizer import MasterOptimizer, StepOutcome
+from argosy.trainer.options import TrainerOptions
+from argosy.trainer.parallel.mesh import DATA, SEQUENCE, TENSOR, make_mesh
+from argosy.trainer.parallel.model import ParallelCritic
+from argosy.trainer.ranks.partition import RankPlan, SequenceCost, plan_ranks
+from argosy.trainer.ranks.rendezvous import Rendezvous, join, leave, rank_device
+from argosy.trainer.sharded import local
+from argosy.types.batch import TrajectoryBatch
+from argosy.types.ragged import Ragged
+from argosy.types.records import GlobalNormalizer, LossConfig
+from argosy.weightsync.tensors import find_tied
+
+
+class FsdpBackend:
+    """One rank. Implements `argosy.trainer.ranks.commands.RankBackend`."""
+
+    def __init__(self, options: TrainerOptions, rendezvous: Rendezvous | None = None) -> None:
+        """Join the group and load. Every rank is given the same options.
+
+        Raises ConfigError for a world that doesn't fit, StateError if this process is a rank already.
+        """
+        self._options = options
+        meeting = rendezvous or Rendezvous(timeout_s=options.rank_timeout_s)
+        self._device = rank_device(options.model.device, meeting.rank, meeting.world_size)
+        join(meeting, self._device)
+        try:
+            self._build()
+        except BaseException:
+            leave()
+            raise
+
+    def _build(self) -> None:
+        options = self._options
+        self._rank = distributed.get_rank()
+        self._mesh = make_mesh(options.parallel, self._device.type)
+        self._hf_model = load_on_first_rank(options)
+        self._tied = find_tied(self._hf_model.state_dict())
+        self._model = spread(self._hf_model, options, self._mesh)
+        self._parameters: dict[str, nn.Parameter] = {
+            name: parameter for name, parameter in self._hf_model.named_parameters() if parameter.requires_grad
+        }
+        self._optimizer = MasterOptimizer(self._parameters, options.optimizer)
+        self._compute: Compute = (
+            ValueCompute(self._model)
+            if isinstance(self._model, ParallelCritic)
+            else PolicyCompute(self._model, report_entropy=options.report_entropy)
+        )
+        alone = distributed.get_world_size() == 1
+        # Saves run beside training, so their collectives need a group of their own.
+        self._save_group = None if alone else distributed.new_group(backend="gloo")
+        self._saver = CheckpointSaver(self._save_group)
+        self._cost = SequenceCost(int(self._hf_model.config.get_text_config().hidden_size))
+
+    @property
+    def parameter_count(self) -> int:
+        """Trained parameters of all ranks; tied ones once."""
+        return sum(parameter.numel() for parameter in self._parameters.values())
+
+    # Computing
+
+    def forward_backward(
+        self, batch: TrajectoryBatch, loss: LossConfig, normalizer: GlobalNormalizer
+    ) -> dict[str, float]:
+        """This rank's rows; fillers keep it in step with ranks that have more micro-batches (case E1)."""
+        compute = self._compute
+        compute.check(batch, loss)
+        compute.begin()
+        trained = float(batch.ragged("response_mask").values.sum())
+        batch = batch.select(compute.active_rows(batch, loss))
+        computed = float(batch.ragged("response_mask").values.sum())
+        totals: dict[str, float] = {}
+        # The ranks of a sequence group all compute the same loss, and their gradients are summed.
+        share = 1.0 / self._options.parallel.sequence_parallel
+        for rows, weight in self._plan(batch, self._options.update_limit).weighted:
+            found = compute.micro_batch(batch, rows, loss, normalizer, trained / computed, loss_scale=weight * share)
+            for name, value in found.items():
+                totals[name] = totals.get(name, 0.0) + value
+        collected = compute.collected(self._gather_arrays)
+        if self._rank == 0:
+            totals |= collected  # of all ranks' rows, so it is one rank's to tell
+        return totals if self._speaks_for_its_rows else {}
+
+    def evaluate(
+        self, batch: TrajectoryBatch, columns: Sequence[str], temperature: float, cancelled: Callable[[], bool]
+    ) -> TrajectoryBatch:
+        """This rank's rows with the columns, in the batch's order."""
+        self._model.check(batch)
+        lengths = batch.ragged("response_ids").lengths
+        filled, empty = np.flatnonzero(lengths), np.flatnonzero(lengths == 0)
+        part = batch.select(filled)  # a row without response would not reach the network, and the others would wait
+        plan = self._plan(part, self._options.log_prob_limit)
+        answer = self._model.evaluate(
+            part,
+            columns,
+            temperature=temperature,
+            limit=self._options.log_prob_limit,
+            cancelled=lambda: self._agreed(cancelled()),
+            plan=plan.micro_batches,
+        )
+        if isinstance(self._model.module, FSDPModule):
+            self._model.module.reshard()  # without a backward it would stay gathered
+        own = answer.select(plan.rows if self._speaks_for_its_rows else [])
+        return _with_empty_rows(batch, own, filled[plan.rows], empty, columns) if self._rank == 0 else own
+
+    def _plan(self, batch: TrajectoryBatch, limit: MicroBatchLimit) -> RankPlan:
+        prompts, responses = batch.ragged("prompt_ids"), batch.ragged("response_ids")
+        ranks = self._options.parallel.data_parallel
+        return plan_ranks(prompts, responses, limit, ranks, self._cost)[self._mesh.get_local_rank(DATA)]
+
+    @property
+    def _speaks_for_its_rows(self) -> bool:
+        """One rank of those that compute the same rows."""
+        return self._mesh.get_local_rank(SEQUENCE) == 0 and self._mesh.get_local_rank(TENSOR) == 0
+
+    def _agreed(self, stop: bool) -> bool:
+        """Whether any rank wants to stop; all of them do then."""
+        if distributed.get_world_size() == 1:
+            return stop
+        flag = torch.tensor([float(stop)])
+        distributed.all_reduce(flag)
+        return bool(flag.item() > 0)
+
+    def _gather_arrays(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The arrays [n] of all data ranks, joined; on each of them."""
+        group = self._mesh.get_group(DATA)
+        size = distributed.get_world_size(group)
+        if size == 1:
+            return array
+        counts = torch.zeros(size, dtype=torch.int64)
+        counts[distributed.get_rank(group)] = len(array)
+        distributed.all_reduce(counts, group=group)
+        padded = torch.zeros(int(counts.max()), dtype=torch.float64)
+        padded[: len(array)] = torch.from_numpy(np.asarray(array, np.float64))
+        found = [torch.empty_like(padded) for _ in range(size)]
+        distributed.all_gather(found, padded, group=group)
+        pieces = [piece[: int(count)].numpy() for piece, count in zip(found, counts, strict=True)]
+        joined: np.ndarray[Any, Any] = np.concatenate(pieces).astype(array.dtype)
+        return joined
+
+    def optim_step(self, rate: float) -> StepOutcome:
+        """Clip by the norm of all ranks' gradients, step, drop the gradients; the same on every rank."""
+        return self._optimizer.step(rate)
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        self._optimizer.zero_grad()
+
+    # Weights and state
+
+    def weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """On rank 0, in main memory: all weights in the type that is published, and the tied names. Else nothing."""
+        dtype = getattr(torch, self._options.publish_dtype)
+        found = self._gathered(self._hf_state(), dtype)
+        if self._rank != 0:
+            return {}, {}
+        return found | {name: found[owner] for name, owner in self._tied.items()}, dict(self._tied)
+
+    def _hf_state(self) -> dict[str, Tensor]:
+        """Spread tensors by Hugging Face name, tied ones once."""
+        state = {name: tensor.detach() for name, tensor in self._hf_model.state_dict().items()}
+        return {name: tensor for name, tensor in state.items() if name not in self._tied}
+
+    def _gathered(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        gathered = {name: whole(tensor, dtype) for name, tensor in tensors.items()}
+        return {name: tensor for name, tensor in gathered.items() if tensor is not None}
+
+    def state(self) -> BackendState:
+        """All of it on rank 0, nothing elsewhere."""
+        part = self.sharded_state()
+        model, optimizer = self._gathered(part.model), self._gathered(part.optimizer)
+        return BackendState(model, optimizer, part.rng, part.counters)
+
+    def sharded_state(self) -> BackendState:
+        """This rank's share as DTensors: what is saved by all ranks together."""
+        rng = {"cpu": torch.get_rng_state()}
+        if self._device.type == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state(self._device)
+        counters = {
+            "skipped_steps": self._optimizer.skipped_steps,
+            "consecutive_skips": self._optimizer.consecutive_skips,
+        }
+        return BackendState(self._hf_state(), self._optimizer.state_tensors(), rng, counters)
+
+    def check_state(self, state: BackendState) -> None:
+        """Refuse a state of another model, naming the tensors (case H5)."""
+        check_fit("model", {name: tuple(tensor.shape) for name, tensor in self._hf_state().items()}, state.model)
+        if state.optimizer:
+            check_fit("optimizer", self._optimizer.expected_state(), state.optimizer)
+
+    def load_state(self, state: BackendState) -> None:
+        """Restore from rank 0's whole state; elsewhere `state` is empty."""
+        if self._rank == 0:
+            self.check_state(state)
+        self.zero_grad()
+        for name, tensor in self._hf_state().items():
+            fill(tensor, state.model.get(name))
+        numbers = torch.tensor([bool(state.optimizer), *(state.counters.get(name, 0) for name in _COUNTERS)])
+        if distributed.get_world_size() > 1:
+            distributed.broadcast(numbers, 0)
+        has_moments, *counts = (int(number) for number in numbers)
+        self._optimizer.load_state_tensors(self._spread_moments(state.optimizer) if has_moments else {})
+        self._optimizer.skipped_steps, self._optimizer.consecutive_skips = counts
+        self._set_rng(state.rng)
+
+    def _spread_moments(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Optimizer state laid out as the parameters are; step counts whole."""
+        spread_out: dict[str, Tensor] = {}
+        for name, shape in self._optimizer.expected_state().items():
+            parameter = self._parameters[name.partition("/")[2]].detach()
+            alike = shape == tuple(parameter.shape)
+            spread_out[name] = torch.zeros_like(parameter) if alike else torch.zeros(shape)
+            fill(spread_out[name], tensors.get(name))
+        return spread_out
+
+    def _set_rng(self, rng: Mapping[str, Tensor]) -> None:
+        if "cpu" in rng:
+            torch.set_rng_state(rng["cpu"])
+        if "cuda" in rng and self._device.type == "cuda":
+            torch.cuda.set_rng_state(rng["cuda"], self._device)
+
+    def model_for_export(self) -> Any:
+        """On rank 0, something with the model's `save_pretrained`; elsewhere None."""
+        weights = self._gathered(self._hf_state())
+        return _Export(self._hf_model, weights, self._tied) if self._rank == 0 else None
+
+    def memory_metrics(self) -> dict[str, float]:
+        """Gigabytes (10⁹) of this rank: now and at its peak, and the GPU's peak where there is one."""
+        found = {
+            "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 1e9,
+            "perf/max_cpu_memory_used_gb": peak_memory_bytes() / 1e9,
+        }
+        if self._device.type == "cuda":
+            found["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated(self._device) / 1e9
+        return found
+
+    def start_save(self, folder: Path, step: int) -> Future[list[str]]:
+        """Copy this rank's share now and write it in the background, together with the other ranks."""
+        return self._saver.start(folder, step, self.sharded_state())
+
+    def load_checkpoint(self, folder: Path) -> int:
+        """Read this rank's share of a checkpoint that any number of ranks have written; returns its step."""
+        own = self._hf_state()
+        loaded = checkpoint.load(folder, own, self._save_group)
+        self.check_state(loaded.state)
+        self.zero_grad()
+        with torch.no_grad():
+            for name, tensor in own.items():
+                local(tensor).copy_(local(loaded.state.model[name]))
+        self._optimizer.load_state_tensors(loaded.state.optimizer)
+        self._optimizer.skipped_steps = loaded.state.counters.get("skipped_steps", 0)
+        self._optimizer.consecutive_skips = loaded.state.counters.get("consecutive_skips", 0)
+        self._set_rng(loaded.state.rng)
+        return loaded.step
+
+    def close(self) -> None:
+        """Let a save that is under way finish, and leave the group."""
+        self._saver.close()
+        leave()
+
+
+_COUNTERS = ("skipped_steps", "consecutive_skips")
+
+
+class _Export:
+    """A spread model's files, from its gathered weights."""
+
+    def __init__(self, model: Any, weights: dict[str, Tensor], tied: Mapping[str, str]) -> None:
+        self._model = model
+        self._weights = weights | {name: weights[owner] for name, owner in tied.items()}
+
+    def save_pretrained(self, folder: str | Path, **settings: Any) -> None:
+        """As transformers' method."""
+        self._model.save_pretrained(folder, state_dict=self._weights, **settings)
+
+
+def _with_empty_rows(
+    batch: TrajectoryBatch,
+    computed: TrajectoryBatch,
+    rows: np.ndarray[Any, Any],
+    empty: np.ndarray[Any, Any],
+    columns: Sequence[str],
+) -> TrajectoryBatch:
+    """`computed` (the batch's `rows`) and the rows without response, in the batch's order."""
+    order = np.concatenate([rows, empty]).astype(np.int64)
+    places = np.argsort(order)
+    kept = batch.select(order[places])
+    kept = TrajectoryBatch(kept.table.select(["sample_id", "prompt_ids", "response_ids", "response_mask"]))
+    for name in columns:
+        values = [*computed.ragged(name), *[np.zeros(0, np.float32)] * len(empty)]
+        kept = kept.with_column(name, Ragged.from_rows([values[place] for place in places], np.float32))
+    return kept
