@@ -1,14 +1,15 @@
 """Packed policies and critics whose rows, or whose matrices, are divided over ranks.
 
-Both take the same packed batch on every rank of a sequence or tensor group and return the same numbers on each.
+Every rank of a sequence or tensor group is given the same packed batch and returns the same numbers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
@@ -20,6 +21,22 @@ from argosy.modeling.value_model import PackedValueModel, ValueModel
 from argosy.trainer.parallel.sequence import gather_tokens, split_rows
 from argosy.trainer.parallel.tensor import local_weight
 from argosy.trainer.parallel.vocabulary import vocabulary_parallel_stats
+
+
+class WholePass(nn.Module):
+    """All that reads weights in one packed pass, as one module: transformer and head.
+
+    `fully_shard` of this module, after that of the layers, brings embedding, last norm and head together for a pass.
+    """
+
+    def __init__(self, model: nn.Module, compute: Callable[..., tuple[Tensor | None, ...]]) -> None:
+        super().__init__()
+        self.model = model
+        self._compute = compute
+
+    def forward(self, packed: PackedBatch, **settings: Any) -> tuple[Tensor | None, ...]:
+        """Tensors in a tuple, where FSDP finds them for its backward hooks."""
+        return self._compute(packed, **settings)
 
 
 class ParallelPolicy(PackedModel):
@@ -41,38 +58,39 @@ class ParallelPolicy(PackedModel):
     ) -> None:
         super().__init__(model, compute_dtype=compute_dtype, chunk_tokens=chunk_tokens)
         self._sequence = sequence
+        self.module = WholePass(model, self._pass)
+        """To be sharded as a whole."""
 
     def response_stats(
         self, packed: PackedBatch, *, temperature: float, entropy: bool = False, sum_pi_squared: bool = False
     ) -> TokenStats:
         """Statistics of all M response tokens, on every rank; each computes those of its rows."""
-        settings: dict[str, Any] = {
-            "temperature": temperature,
-            "chunk_tokens": self.chunk_tokens,
-            "compute_dtype": self.compute_dtype,
-            "entropy": entropy,
-            "sum_pi_squared": sum_pi_squared,
-        }
-        if self._sequence is None:
-            hidden = self.hidden_states(packed).index_select(0, packed.output_rows)
-            return self._head_stats(hidden, packed.targets, settings)
-        local, places = split_rows(packed, self._sequence)
-        # A rank without response tokens goes through it all too: the others wait for it in attention.
-        hidden = self.hidden_states(local).index_select(0, local.output_rows)
-        stats = self._head_stats(hidden, local.targets, settings)
-        parts = [part for part in (stats.log_probs, stats.entropy, stats.sum_pi_squared) if part is not None]
-        rows = list(gather_tokens(torch.stack(parts), places, len(packed.targets), self._sequence))
-        return TokenStats(
-            rows.pop(0), rows.pop(0) if entropy else None, rows.pop(0).detach() if sum_pi_squared else None
+        log_probs, entropies, squares = self.module(
+            packed, temperature=temperature, entropy=entropy, sum_pi_squared=sum_pi_squared
         )
+        return TokenStats(log_probs, entropies, squares)
 
-    def _head_stats(self, hidden: Tensor, targets: Tensor, settings: dict[str, Any]) -> TokenStats:
-        """[m] from [m, E]; divided by the vocabulary if the head is."""
+    def _pass(self, packed: PackedBatch, **settings: Any) -> tuple[Tensor | None, ...]:
+        if self._sequence is None:
+            stats = self._head_stats(self.hidden_states(packed), packed, settings)
+            return stats.log_probs, stats.entropy, stats.sum_pi_squared
+        local, places = split_rows(packed, self._sequence)
+        # A rank without response tokens goes through all of it too: the others wait for it in attention.
+        stats = self._head_stats(self.hidden_states(local), local, settings)
+        columns = (stats.log_probs, stats.entropy, stats.sum_pi_squared)
+        present = torch.stack([column for column in columns if column is not None])  # [1…3, m]
+        gathered = iter(gather_tokens(present, places, len(packed.targets), self._sequence))
+        return tuple(None if column is None else next(gathered) for column in columns)
+
+    def _head_stats(self, hidden: Tensor, packed: PackedBatch, settings: dict[str, Any]) -> TokenStats:
+        """[m] of [n, E]; divided by the vocabulary if the head is."""
+        states = hidden.index_select(0, packed.output_rows)  # [m, E]
+        settings |= {"chunk_tokens": self.chunk_tokens, "compute_dtype": self.compute_dtype}
         weight = self._head.weight
         group = _vocabulary_group(weight)
         if group is None:
-            return token_stats(hidden, local_weight(weight), targets, **settings)
-        return vocabulary_parallel_stats(hidden, local_weight(weight), targets, group, **settings)
+            return token_stats(states, local_weight(weight), packed.targets, **settings)
+        return vocabulary_parallel_stats(states, local_weight(weight), packed.targets, group, **settings)
 
 
 class ParallelCritic(PackedValueModel):
@@ -89,20 +107,27 @@ class ParallelCritic(PackedValueModel):
     ) -> None:
         super().__init__(model, compute_dtype=compute_dtype)
         self._sequence = sequence
+        self.module = WholePass(model, self._pass)
+        """To be sharded as a whole."""
 
     def response_values(self, packed: PackedBatch) -> Tensor:
         """V before each of all M response tokens, [M], on every rank."""
-        if self._sequence is None:
-            return self._values(self.hidden_states(packed).index_select(0, packed.output_rows))
-        local, places = split_rows(packed, self._sequence)
-        values = self._values(self.hidden_states(local).index_select(0, local.output_rows))
-        return gather_tokens(values, places, len(packed.targets), self._sequence)
+        (values,) = self.module(packed)
+        return values  # type: ignore[no-any-return]
 
-    def _values(self, hidden: Tensor) -> Tensor:
-        """[m] of [m, E], in the parameters' own type."""
+    def _pass(self, packed: PackedBatch) -> tuple[Tensor]:
+        if self._sequence is None:
+            return (self._values(self.hidden_states(packed), packed),)
+        local, places = split_rows(packed, self._sequence)
+        values = self._values(self.hidden_states(local), local)
+        return (gather_tokens(values, places, len(packed.targets), self._sequence),)
+
+    def _values(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
+        """[m] of [n, E], in the parameters' own type."""
         weight, bias = local_weight(self._head.weight), local_weight(self._head.bias)
+        states = hidden.index_select(0, packed.output_rows)
         with torch.autocast(hidden.device.type, enabled=False):
-            return functional.linear(hidden.to(weight.dtype), weight, bias)[:, 0]
+            return functional.linear(states.to(weight.dtype), weight, bias)[:, 0]
 
 
 def _vocabulary_group(weight: Tensor) -> ProcessGroup | None:

@@ -97,27 +97,28 @@ def apply_tensor_parallel(model: Any, mesh: DeviceMesh) -> None:
 
 
 def tensor_parallel_plan(model: Any, size: int) -> dict[str, ParallelStyle]:
-    """Module name → style, for every module with parameters of its own."""
-    named: dict[str, str] = dict(model.tp_plan or {})
-    if not any(style == "colwise" for style in named.values()):
+    """Module name → style, for every module with parameters of its own.
+
+    Args:
+        model: A transformers causal LM, or a `ValueModel`.
+        size: Number of ranks.
+    """
+    prefix = model.base_model_prefix
+    base = getattr(model, prefix)
+    named: dict[str, str] = {f"{prefix}.{name}": style for name, style in (base.tp_plan or {}).items()}
+    named |= getattr(model, "tp_plan", None) or {}  # a causal LM's says about its head, too
+    if "colwise" not in named.values():
         raise InvalidInputError(
             f"{type(model).__name__} has no tensor-parallel plan in transformers; set "
             "argosy.trainer.tensor_parallel_size=1 (FSDP shards it all the same)"
         )
-    even_vocabulary = model.get_input_embeddings().weight.shape[0] % size == 0
-    if not even_vocabulary:
-        logger.info(
-            "%d ranks don't divide the vocabulary of %d: embedding and output head stay whole on each",
-            size,
-            model.get_input_embeddings().weight.shape[0],
-        )
-    vocabulary = (model.get_input_embeddings(), model.get_output_embeddings())
+    vocabulary = _vocabulary_modules(model, size)
     plan: dict[str, ParallelStyle] = {}
     for name, module in model.named_modules():
         if next(module.parameters(recurse=False), None) is None:
             continue
         style = next((style for pattern, style in named.items() if fnmatch.fnmatchcase(name, pattern)), None)
-        if style is None or (module in vocabulary and not even_vocabulary):
+        if style is None or module in vocabulary:
             plan[name] = Whole()
         elif style in STYLES:
             plan[name] = STYLES[style]()
@@ -127,6 +128,17 @@ def tensor_parallel_plan(model: Any, size: int) -> dict[str, ParallelStyle]:
                 f"{', '.join(STYLES)}"
             )
     return plan
+
+
+def _vocabulary_modules(model: Any, size: int) -> list[nn.Module]:
+    """Embedding and output head if they must stay whole: if `size` doesn't divide the vocabulary."""
+    embedding = model.get_input_embeddings()
+    rows = embedding.weight.shape[0]
+    if rows % size == 0:
+        return []
+    logger.info("%d ranks don't divide the vocabulary of %d: embedding and head stay whole on each", size, rows)
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return [embedding] if head is None else [embedding, head]
 
 
 def tied_to_input_embedding(model: Any) -> list[nn.Module]:
