@@ -28,6 +28,7 @@ from argosy.types.errors import (
     NotFoundError,
     StateError,
     StepMismatchError,
+    StorageError,
 )
 from argosy.types.records import GlobalNormalizer, LossConfig, UpdateConfig
 from argosy.weightsync import Staging, verify_agreement, verify_canary
@@ -275,6 +276,38 @@ async def test_a_checkpoint_restores_and_the_same_steps_are_done_again(
     assert again.metrics["actor/grad_norm"] == second.metrics["actor/grad_norm"]
     restored = await weights_of(policy, 2)
     assert all(torch.equal(weights[name], restored[name]) for name in weights)
+
+
+async def test_a_background_save_holds_the_step_at_which_it_began(
+    form: Form, make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    policy = await form.policy(make_trainer())
+    with pytest.raises(StateError, match="there was none"):
+        await policy.finish_save(str(tmp_path / "ckpt"), deadline_s=DEADLINE_S)
+    before = await weights_of(policy)
+    assert not await policy.save_checkpoint(
+        str(tmp_path / "ckpt"), mutation("save-0", expected_step=0), background=True
+    )
+    await policy.update(batch_of(), CONFIG, mutation("update-1", expected_step=0))
+    files = await policy.finish_save(str(tmp_path / "ckpt"), deadline_s=DEADLINE_S)
+    assert files
+    assert list(files) == list(await policy.finish_save(str(tmp_path / "ckpt"), deadline_s=DEADLINE_S))
+    assert all((tmp_path / "ckpt" / name).is_file() for name in files)
+    assert (await policy.load_checkpoint(str(tmp_path / "ckpt"), mutation())).step == 0
+    after = await weights_of(policy, 7)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+async def test_a_background_save_that_fails_is_told(form: Form, make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    policy = await form.policy(make_trainer())
+    (tmp_path / "taken").write_text("a file, where a folder should be made")
+    await policy.save_checkpoint(str(tmp_path / "taken" / "ckpt"), mutation(), background=True)
+    with pytest.raises(StorageError, match="taken"):
+        await policy.finish_save(str(tmp_path / "taken" / "ckpt"), deadline_s=DEADLINE_S)
+    with pytest.raises(StorageError, match="taken"):
+        await policy.save_checkpoint(str(tmp_path / "taken" / "ckpt"), mutation("again"))
+    with pytest.raises(StorageError, match="taken"):
+        await policy.save_checkpoint(str(tmp_path / "taken" / "ckpt"), mutation("again"))
 
 
 async def test_a_damaged_checkpoint_is_refused_by_name(form: Form, make_trainer: MakeTrainer, tmp_path: Path) -> None:

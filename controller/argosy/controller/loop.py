@@ -26,7 +26,7 @@ from argosy.controller.data.sampler import PromptSampler
 from argosy.controller.ledger import LedgerCut
 from argosy.controller.metrics import batch_metrics, outcome_metrics, performance_metrics
 from argosy.controller.producing import NoMoreSteps, Produced, Producer, StepRecord
-from argosy.controller.recovery import CheckpointStore, publish_latest
+from argosy.controller.recovery import CheckpointStore
 from argosy.controller.stages.advantage import (
     add_advantages,
     add_baselines,
@@ -37,6 +37,7 @@ from argosy.controller.stages.advantage import (
 from argosy.controller.stages.correction import correct_rollout, take_rollout_log_probs
 from argosy.controller.stages.reference import add_log_probs
 from argosy.controller.stages.rollout import RolloutStage
+from argosy.controller.stages.save import CheckpointSaves
 from argosy.controller.stages.shaping import shape_rewards
 from argosy.controller.stages.sync import publish_and_sync
 from argosy.controller.stages.update import update_policy
@@ -93,11 +94,17 @@ class Controller:
         self.state = LoopState(sampler_state=sampler.state())
         self.kl = _kl_controller(ctx)
         self._held_out = held_out
-        self._store = store
         self._total_steps = total_steps
         self._first_step = 0
         self._observer = observer
         self._control = control
+        self._saves = CheckpointSaves(
+            ctx,
+            store,
+            {"actor": ctx.services.policy},
+            background=ctx.config.argosy.trainer.background_save,
+            done=observer.checkpointed,
+        )
         self._rollout = RolloutStage(ctx)
         self._producer = Producer(ctx, sampler, self._rollout, self._stage)
         self._gate = StalenessGate(ctx.config.argosy.max_staleness)
@@ -117,7 +124,7 @@ class Controller:
         self._first_step = self.state.step
         self._gate.open(self.state.step)
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with self._saves, asyncio.TaskGroup() as tasks:
                 producing = tasks.create_task(self._produce(), name="produce")
                 training = tasks.create_task(self._train(), name="train")
                 training.add_done_callback(lambda _: producing.cancel())
@@ -143,6 +150,7 @@ class Controller:
                 await self._run_out(produced)
                 return
             await self._train_step(produced)
+            self._saves.raise_failure()
             if self.state.step == self._total_steps:
                 return
             await self._control.at_step_boundary(self.state.step)
@@ -231,19 +239,9 @@ class Controller:
         self._observer.validated(self.state.step, result, self._held_out)
 
     async def save(self) -> None:
-        """Write a checkpoint of the step just finished."""
-        step = self.state.step
-        self._stage(step, "save_checkpoint")
-        with span("stage.save", step=step):
-            working = self._store.begin(step)
-            await self.ctx.services.policy.save_checkpoint(
-                str(working / "actor"), self.ctx.mutation("save", step, expected_step=step)
-            )
-            checkpoint = await asyncio.to_thread(
-                self._store.commit, step, self.ctx.run_id, working, self.controller_state()
-            )
-            await publish_latest(self.ctx, checkpoint.path.name)
-        self._observer.checkpointed(step, checkpoint.path)
+        """Begin a checkpoint of the step just finished; it is written while training goes on."""
+        self._stage(self.state.step, "save_checkpoint")
+        await self._saves.start(self.state.step, self.controller_state())
 
     def controller_state(self) -> dict[str, Any]:
         """What the controller needs to go on from here."""

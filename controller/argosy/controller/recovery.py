@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,12 +121,17 @@ class CheckpointStore:
         named = [checkpoint for checkpoint in found if checkpoint.step == step]
         return read_checkpoint((named or found)[-1].path)
 
-    def begin(self, step: int) -> Path:
-        """A fresh working folder for a save; leftovers of an interrupted one are replaced (case E3)."""
+    def begin(self, step: int, folders: Iterable[str] = ("actor",)) -> Path:
+        """A fresh working folder for a save, with one folder for each trainer.
+
+        Leftovers of interrupted saves are removed (case E3).
+        """
         path = self._folder / f".global_step_{step}.partial"
         try:
-            shutil.rmtree(path, ignore_errors=True)
-            (path / "actor").mkdir(parents=True)
+            for left_over in self._folder.glob(".global_step_*.partial"):
+                shutil.rmtree(left_over, ignore_errors=True)
+            for name in folders:
+                (path / name).mkdir(parents=True)
         except OSError as error:
             raise storage_error(error, path) from error
         return path

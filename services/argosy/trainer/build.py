@@ -54,6 +54,7 @@ def options_from(cfg: Config) -> TrainerOptions:
             grad_clip=actor.grad_clip,
         ),
         report_entropy=actor.calculate_entropy,
+        max_shard_size=service.max_shard_size,
         publish_dtype=cfg.argosy.rollout.dtype,
         threads=cfg.argosy.threads_of("trainer"),
     )

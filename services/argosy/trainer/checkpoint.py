@@ -66,7 +66,6 @@ def save(folder: Path, checkpoint: TrainerCheckpoint, group: ProcessGroup | None
     state = checkpoint.state
     tensors = _named(_MODEL, state.model) | _named(_OPTIMIZER, state.optimizer) | _named(f"{_RNG}/{rank}", state.rng)
     record = {"format": FORMAT, "step": checkpoint.step, "counters": dict(state.counters)}
-    folder.mkdir(parents=True, exist_ok=True)
     writer = SafetensorsWriter(folder, STATE_FILE, record)
     try:
         _quiet()
@@ -124,7 +123,7 @@ def first_failure(error: CheckpointException, what: str) -> ArgosyError:
     if isinstance(cause, ArgosyError):
         return cause
     if isinstance(cause, OSError):
-        return StorageError(f"{what}: {cause}")
+        return StorageError(f"{what} (rank {rank}): {cause}")
     return InternalError(f"{what} (rank {rank}): {cause!r}")
 
 

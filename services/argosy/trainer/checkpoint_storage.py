@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from argosy.trainer.files import write_whole
-from argosy.types.errors import CorruptDataError, InternalError
+from argosy.types.errors import CorruptDataError, InternalError, storage_error
 
 INDEX = "tensors"
 """Key of the record under which the index of all tensors is kept."""
@@ -75,7 +75,7 @@ class SafetensorsWriter(StorageWriter):
     """Writes one checkpoint below a folder.
 
     Args:
-        folder: Exists.
+        folder: Made if absent.
         record_file: Name of the JSON file, written last, by the coordinator.
         record: Its content beside the index.
     """
@@ -91,7 +91,11 @@ class SafetensorsWriter(StorageWriter):
         """Nothing is kept from an earlier save."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to prepare: the folder exists."""
+        """Make the folder, if it is not there."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error(error, self._folder) from error
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """As planned."""

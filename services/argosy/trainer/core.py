@@ -338,7 +338,13 @@ class Trainer:
         def compute() -> Sequence[str]:
             options = self._options
             source = options.tokenizer_path or options.model.path
-            return export_hf(self._backend.model_for_export(), source, Path(path), options.chat_template)
+            return export_hf(
+                self._backend.model_for_export(),
+                source,
+                Path(path),
+                options.chat_template,
+                max_shard_size=options.max_shard_size,
+            )
 
         return await self._mutate("export_hf", ctx, compute)
 
@@ -347,9 +353,7 @@ class Trainer:
         checked = self._checked(method, ctx, compute, mends=mends)
         return await self._answers.once(method, ctx, lambda: self._thread.run(checked))
 
-    def _checked(
-        self, method: str, ctx: Mutation, compute: Callable[[], R], *, mends: bool = False
-    ) -> Callable[[], R]:
+    def _checked(self, method: str, ctx: Mutation, compute: Callable[[], R], *, mends: bool = False) -> Callable[[], R]:
         """`compute`, refused if the trainer is damaged or not at the expected step by then."""
 
         def checked() -> R:

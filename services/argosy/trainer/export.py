@@ -26,17 +26,29 @@ TOKENIZER_FILES = (
 """Copied byte for byte: loading and saving a tokenizer could change it."""
 
 
-def export_hf(model: Any, source: str, folder: Path, chat_template: str | None = None) -> list[str]:
+DEFAULT_SHARD_SIZE = "5GB"
+"""Largest weights file."""
+
+
+def export_hf(
+    model: Any,
+    source: str,
+    folder: Path,
+    chat_template: str | None = None,
+    *,
+    max_shard_size: str = DEFAULT_SHARD_SIZE,
+) -> list[str]:
     """Write config, generation config, weights and tokenizer; returns the files' relative names.
 
     The folder is built beside its place and moved there whole. An older export is moved aside just before that and
     removed after it: a kill between the two renames leaves it as `.NAME.old`, and a failure puts it back.
 
     Args:
-        model: A transformers PreTrainedModel.
+        model: A transformers PreTrainedModel, or what has its `save_pretrained`.
         source: Folder or hub name that the tokenizer was loaded from (usually the model's own).
         folder: Where to.
         chat_template: Jinja source that the run used in place of the tokenizer's own.
+        max_shard_size: Of one safetensors file, such as "500MB"; more weights go into several, with an index.
 
     Raises:
         StorageError: the disk is full, or the place can't be written.
@@ -44,17 +56,17 @@ def export_hf(model: Any, source: str, folder: Path, chat_template: str | None =
     from safetensors import SafetensorError
 
     try:
-        return _export(model, source, folder, chat_template)
+        return _export(model, source, folder, chat_template, max_shard_size)
     except (OSError, SafetensorError) as error:
         raise storage_error(error, folder) from error
 
 
-def _export(model: Any, source: str, folder: Path, chat_template: str | None) -> list[str]:
+def _export(model: Any, source: str, folder: Path, chat_template: str | None, max_shard_size: str) -> list[str]:
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        model.save_pretrained(partial)
+        model.save_pretrained(partial, max_shard_size=max_shard_size)
         for path in tokenizer_files(source):
             shutil.copyfile(path, partial / path.name)
         if chat_template is not None:

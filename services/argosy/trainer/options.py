@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from argosy.modeling.loading import ModelSource
 from argosy.modeling.microbatch import MicroBatchLimit
+from argosy.trainer.export import DEFAULT_SHARD_SIZE
 from argosy.trainer.parallel.mesh import ParallelOptions
 from argosy.trainer.schedule import Schedule
 from argosy.types.errors import ConfigError
@@ -61,6 +62,8 @@ class TrainerOptions:
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     report_entropy: bool = False
     """Report actor/entropy even if it isn't part of the loss."""
+    max_shard_size: str = DEFAULT_SHARD_SIZE
+    """Largest weights file of an export."""
     publish_dtype: str = "float32"
     """Published weights are cast to it."""
     threads: int = 0

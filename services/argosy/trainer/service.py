@@ -115,10 +115,16 @@ class TrainerServicer(trainer_service_pb2_grpc.TrainerServiceServicer):
         path = _path(request)
 
         async def work(ctx: Mutation) -> pb.SaveCheckpointResponse:
-            files = await self._core.save_checkpoint(path, ctx)
+            files = await self._core.save_checkpoint(path, ctx, background=request.background)
             return pb.SaveCheckpointResponse(context=await self._respond(), files=files)
 
         return await self._gate.mutate("SaveCheckpoint", request.context, context, work)
+
+    async def FinishSave(self, request: pb.FinishSaveRequest, context: Context) -> pb.FinishSaveResponse:
+        """See the proto."""
+        self._gate.admit(request.context)
+        files = await self._core.finish_save(_path(request), deadline_s=remaining_s(request.context, context))
+        return pb.FinishSaveResponse(context=await self._respond(), files=files)
 
     async def LoadCheckpoint(self, request: pb.LoadCheckpointRequest, context: Context) -> pb.LoadCheckpointResponse:
         """See the proto."""
@@ -164,7 +170,10 @@ class TrainerServicer(trainer_service_pb2_grpc.TrainerServiceServicer):
         return self._gate.respond((await self._core.status()).version)
 
 
-def _path(request: pb.SaveCheckpointRequest | pb.LoadCheckpointRequest | pb.ExportModelRequest) -> str:
+_WithPath = pb.SaveCheckpointRequest | pb.FinishSaveRequest | pb.LoadCheckpointRequest | pb.ExportModelRequest
+
+
+def _path(request: _WithPath) -> str:
     if not request.path:
         raise InvalidInputError("path is empty: which folder?", field="path")
     return request.path

@@ -43,11 +43,19 @@ class Training(Protocol):
         """
         ...
 
-    async def save_checkpoint(self, path: str, ctx: Mutation) -> Sequence[str]:
+    async def save_checkpoint(self, path: str, ctx: Mutation, *, background: bool = False) -> Sequence[str]:
         """Write model, optimizer, scheduler and RNG below the folder `path`; returns the files' relative names.
 
         The files are complete and synced when it returns; the controller's manifest, written after it, makes the
-        checkpoint exist.
+        checkpoint exist. With `background` it returns as soon as what is saved is copied, with no names: training can
+        go on, and `finish_save` waits for the files.
+        """
+        ...
+
+    async def finish_save(self, path: str, *, deadline_s: float) -> Sequence[str]:
+        """Wait for the save begun last, which was to `path`; returns the files' relative names.
+
+        Raises what the writing raised (StorageError), and StateError if the last save was to another place.
         """
         ...
 

@@ -45,6 +45,25 @@ class TrainerServiceConfig:
     """Compute threads; 0 leaves it to torch (one with argosy.deterministic=true)."""
     log_prob_chunk_tokens: int = 1024
     """Tokens whose logits are held at once: bounds memory at this × vocabulary."""
+    background_save: bool = True
+    """Write checkpoints while training goes on, from a copy in main memory (12 bytes for each trained parameter, shared
+    among the ranks). false: training waits for the files; saves that memory."""
+    max_shard_size: str = "5GB"
+    """Largest weights file of an exported model, such as "500MB"."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Other than loopback needs argosy.allow_remote_hosts=true."""
+    port: int = 0
+    """Port to listen on; 0 lets the system choose a free one, which is then registered."""
+
+
+@dataclass(frozen=True)
+class CriticServiceConfig:
+    """The critic service: a trainer with a value head."""
+
+    device: str = "auto"
+    """"cpu", "cuda", "cuda:N", or "auto": a GPU if there is one."""
+    threads: int = 0
+    """Compute threads; 0 leaves it to torch (one with argosy.deterministic=true)."""
     host: str = "127.0.0.1"
     """Address to listen on. Other than loopback needs argosy.allow_remote_hosts=true."""
     port: int = 0
@@ -153,6 +172,8 @@ class ArgosyConfig:
     """The rollout service and its embedded engine."""
     trainer: TrainerServiceConfig = field(default_factory=TrainerServiceConfig)
     """The trainer service."""
+    critic: CriticServiceConfig = field(default_factory=CriticServiceConfig)
+    """The critic service."""
     reference: ReferenceServiceConfig = field(default_factory=ReferenceServiceConfig)
     """The reference service."""
     reward: RewardServiceConfig = field(default_factory=RewardServiceConfig)
@@ -165,6 +186,6 @@ class ArgosyConfig:
     """Calls between services."""
 
     def threads_of(self, role: str) -> int:
-        """Compute threads of a service ("rollout", "trainer", "reference", "reward"); 0 leaves it to torch."""
+        """Compute threads of a service ("rollout", "trainer", "critic" …); 0 leaves it to torch."""
         threads: int = getattr(getattr(self, role), "threads", 0)
         return 1 if self.deterministic and threads == 0 else threads

@@ -9,7 +9,7 @@ from argosy.api.trainer.v1 import trainer_service_pb2 as pb
 from argosy.api.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 from argosy.rpc.channel import Caller
 from argosy.rpc.chunking import batch_parts
-from argosy.rpc.codec.common import mutation_to_pb
+from argosy.rpc.codec.common import mutation_to_pb, read_context_to_pb
 from argosy.rpc.codec.trainer import (
     loss_config_to_pb,
     normalizer_to_pb,
@@ -97,12 +97,23 @@ class TrainingClient:
         response = await self._caller.upload(self._stub.Update, messages, deadline_s=ctx.deadline_s)
         return step_result_from_pb(response.result)
 
-    async def save_checkpoint(self, path: str, ctx: Mutation) -> Sequence[str]:
+    async def save_checkpoint(self, path: str, ctx: Mutation, *, background: bool = False) -> Sequence[str]:
         """As the role says; `path` is one of the trainer's machine."""
         response = await self._caller.unary(
             self._stub.SaveCheckpoint,
-            lambda left_s: pb.SaveCheckpointRequest(context=context_to_pb(ctx, left_s), path=path),
+            lambda left_s: pb.SaveCheckpointRequest(
+                context=context_to_pb(ctx, left_s), path=path, background=background
+            ),
             deadline_s=ctx.deadline_s,
+        )
+        return list(response.files)
+
+    async def finish_save(self, path: str, *, deadline_s: float) -> Sequence[str]:
+        """As the role says; `path` is one of the trainer's machine."""
+        response = await self._caller.unary(
+            self._stub.FinishSave,
+            lambda left_s: pb.FinishSaveRequest(context=read_context_to_pb(deadline_s=left_s), path=path),
+            deadline_s=deadline_s,
         )
         return list(response.files)
 

@@ -65,6 +65,7 @@ class Recorded:
     temperatures: dict[str, list[float]] = field(default_factory=lambda: {"policy": [], "reference": []})
     mutations: list[Mutation] = field(default_factory=list)
     exported: list[str] = field(default_factory=list)
+    background_saves: list[bool] = field(default_factory=list)
     failing: int = 0
     """Samples of each call whose scoring fails."""
     outcome: Callable[[SampleId], Outcome] = lambda sample: Scored(float(sample.k))
@@ -167,8 +168,12 @@ class _Policy(_LogProbs):
     def weight_source(self) -> None:
         return None
 
-    async def save_checkpoint(self, path: str, ctx: Mutation) -> Sequence[str]:
+    async def save_checkpoint(self, path: str, ctx: Mutation, *, background: bool = False) -> Sequence[str]:
+        self._recorded.background_saves.append(background)
         (Path(path) / "step.json").write_text(json.dumps(self._step))
+        return ["step.json"]
+
+    async def finish_save(self, path: str, *, deadline_s: float) -> Sequence[str]:
         return ["step.json"]
 
     async def load_checkpoint(self, path: str, ctx: Mutation) -> TrainerStatus:

@@ -175,6 +175,8 @@ TESTS: dict[str, str] = {
     "argosy.trainer.device": "test_argosy.py::test_device",
     "argosy.trainer.threads": "test_argosy.py::test_threads",
     "argosy.trainer.log_prob_chunk_tokens": "test_argosy.py::test_log_prob_chunk_tokens",
+    "argosy.trainer.background_save": "test_argosy.py::test_background_save",
+    "argosy.trainer.max_shard_size": "test_argosy.py::test_max_shard_size",
     "argosy.trainer.host": "test_launch.py::test_host",
     "argosy.trainer.port": "test_launch.py::test_port",
     "argosy.reference.dtype": "test_argosy.py::test_reference_dtype",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from argosy.controller.stages.update import update_config
 from argosy.types.errors import InvalidInputError
 from argosy.types.ids import SampleId
 from argosy.types.records import GenerateRequest, SamplingParams, TokenRun
-from support.training import grouped_batch
+from support.training import grouped_batch, mutation
 from unit.config.effects.recorded import run_recorded
 from unit.config.effects.support import Core, Cores, build, model_of, problems, prompts
 
@@ -166,6 +167,24 @@ async def test_log_prob_chunk_tokens(job: Config, cores: Cores, monkeypatch: Pat
     monkeypatch.setattr(log_probs, "_logits", noted)
     await core.compute_log_probs(grouped_batch(), ["log_probs"], temperature=1.0, deadline_s=60)
     assert (max(counts), len(counts) > 1) == (5, True)
+
+
+async def test_background_save(job: Config, monkeypatch: Patch) -> None:
+    """Asked of the trainer for each checkpoint."""
+    keys = {"argosy.trainer.background_save": False, "trainer.default_local_dir": f"{job.run_folder}-2"}
+    changed = job.with_values(keys)
+    found = [set((await run_recorded(config, monkeypatch)).background_saves) for config in (job, changed)]
+    assert found == [{True}, {False}]
+
+
+async def test_max_shard_size(job: Config, cores: Cores, tmp_path: Path) -> None:
+    """Weights files of an export."""
+    changed = job.with_values({"argosy.trainer.max_shard_size": "100KB"})
+    counts = []
+    for name, config in (("whole", job), ("cut", changed)):
+        files = await cores("trainer", config).export_hf(str(tmp_path / name), mutation())
+        counts.append(len([file for file in files if file.endswith(".safetensors")]))
+    assert counts[0] == 1 < counts[1]
 
 
 async def test_reference_dtype(job: Config, cores: Cores) -> None:

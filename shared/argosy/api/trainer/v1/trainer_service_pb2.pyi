@@ -406,11 +406,67 @@ class SaveCheckpointRequest(google.protobuf.message.Message):
 
     CONTEXT_FIELD_NUMBER: builtins.int
     PATH_FIELD_NUMBER: builtins.int
+    BACKGROUND_FIELD_NUMBER: builtins.int
     path: builtins.str
     """The folder, as the trainer sees it. Empty is not allowed."""
+    background: builtins.bool
+    """Answer as soon as the state is copied; the files are written meanwhile, and FinishSave waits for them. False: answer when they are complete."""
     @property
     def context(self) -> argosy.api.common.v1.context_pb2.RequestContext:
         """Who asks."""
+
+    def __init__(
+        self,
+        *,
+        context: argosy.api.common.v1.context_pb2.RequestContext | None = ...,
+        path: builtins.str = ...,
+        background: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["background", b"background", "context", b"context", "path", b"path"]) -> None: ...
+
+global___SaveCheckpointRequest = SaveCheckpointRequest
+
+@typing.final
+class SaveCheckpointResponse(google.protobuf.message.Message):
+    """The files are complete and synced; with `background`, what they will hold is copied."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    FILES_FIELD_NUMBER: builtins.int
+    @property
+    def context(self) -> argosy.api.common.v1.context_pb2.ResponseContext:
+        """Who answers."""
+
+    @property
+    def files(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The files' names, relative to the folder. Empty with `background`."""
+
+    def __init__(
+        self,
+        *,
+        context: argosy.api.common.v1.context_pb2.ResponseContext | None = ...,
+        files: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context", "files", b"files"]) -> None: ...
+
+global___SaveCheckpointResponse = SaveCheckpointResponse
+
+@typing.final
+class FinishSaveRequest(google.protobuf.message.Message):
+    """Asks for the end of a save."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    PATH_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    """The folder of its SaveCheckpoint. Empty is not allowed."""
+    @property
+    def context(self) -> argosy.api.common.v1.context_pb2.RequestContext:
+        """Who asks. Unset: nobody in particular; not fenced."""
 
     def __init__(
         self,
@@ -421,10 +477,10 @@ class SaveCheckpointRequest(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["context", b"context", "path", b"path"]) -> None: ...
 
-global___SaveCheckpointRequest = SaveCheckpointRequest
+global___FinishSaveRequest = FinishSaveRequest
 
 @typing.final
-class SaveCheckpointResponse(google.protobuf.message.Message):
+class FinishSaveResponse(google.protobuf.message.Message):
     """The files are complete and synced."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -448,7 +504,7 @@ class SaveCheckpointResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["context", b"context", "files", b"files"]) -> None: ...
 
-global___SaveCheckpointResponse = SaveCheckpointResponse
+global___FinishSaveResponse = FinishSaveResponse
 
 @typing.final
 class LoadCheckpointRequest(google.protobuf.message.Message):

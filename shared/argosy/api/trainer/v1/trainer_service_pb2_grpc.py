@@ -66,6 +66,11 @@ class TrainerServiceStub(object):
                 request_serializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.SaveCheckpointRequest.SerializeToString,
                 response_deserializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.SaveCheckpointResponse.FromString,
                 _registered_method=True)
+        self.FinishSave = channel.unary_unary(
+                '/argosy.api.trainer.v1.TrainerService/FinishSave',
+                request_serializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.FinishSaveRequest.SerializeToString,
+                response_deserializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.FinishSaveResponse.FromString,
+                _registered_method=True)
         self.LoadCheckpoint = channel.unary_unary(
                 '/argosy.api.trainer.v1.TrainerService/LoadCheckpoint',
                 request_serializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.LoadCheckpointRequest.SerializeToString,
@@ -135,6 +140,13 @@ class TrainerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FinishSave(self, request, context):
+        """Waits until the save begun last is complete. FAILED_PRECONDITION if it was to another folder. Changes nothing; answers what the writing failed with.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LoadCheckpoint(self, request, context):
         """Restores what SaveCheckpoint wrote. DATA_LOSS names a missing or damaged part. A mutation; the step becomes the checkpoint's.
         """
@@ -195,6 +207,11 @@ def add_TrainerServiceServicer_to_server(servicer, server):
                     servicer.SaveCheckpoint,
                     request_deserializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.SaveCheckpointRequest.FromString,
                     response_serializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.SaveCheckpointResponse.SerializeToString,
+            ),
+            'FinishSave': grpc.unary_unary_rpc_method_handler(
+                    servicer.FinishSave,
+                    request_deserializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.FinishSaveRequest.FromString,
+                    response_serializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.FinishSaveResponse.SerializeToString,
             ),
             'LoadCheckpoint': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadCheckpoint,
@@ -381,6 +398,33 @@ class TrainerService(object):
             '/argosy.api.trainer.v1.TrainerService/SaveCheckpoint',
             argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.SaveCheckpointRequest.SerializeToString,
             argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.SaveCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FinishSave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/argosy.api.trainer.v1.TrainerService/FinishSave',
+            argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.FinishSaveRequest.SerializeToString,
+            argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.FinishSaveResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -59,6 +59,12 @@ class TrainerServiceStub:
     ]
     """Writes model, optimizer, scheduler and RNG below a folder. A mutation; the step stays."""
 
+    FinishSave: grpc.UnaryUnaryMultiCallable[
+        argosy.api.trainer.v1.trainer_service_pb2.FinishSaveRequest,
+        argosy.api.trainer.v1.trainer_service_pb2.FinishSaveResponse,
+    ]
+    """Waits until the save begun last is complete. FAILED_PRECONDITION if it was to another folder. Changes nothing; answers what the writing failed with."""
+
     LoadCheckpoint: grpc.UnaryUnaryMultiCallable[
         argosy.api.trainer.v1.trainer_service_pb2.LoadCheckpointRequest,
         argosy.api.trainer.v1.trainer_service_pb2.LoadCheckpointResponse,
@@ -123,6 +129,12 @@ class TrainerServiceAsyncStub:
         argosy.api.trainer.v1.trainer_service_pb2.SaveCheckpointResponse,
     ]
     """Writes model, optimizer, scheduler and RNG below a folder. A mutation; the step stays."""
+
+    FinishSave: grpc.aio.UnaryUnaryMultiCallable[
+        argosy.api.trainer.v1.trainer_service_pb2.FinishSaveRequest,
+        argosy.api.trainer.v1.trainer_service_pb2.FinishSaveResponse,
+    ]
+    """Waits until the save begun last is complete. FAILED_PRECONDITION if it was to another folder. Changes nothing; answers what the writing failed with."""
 
     LoadCheckpoint: grpc.aio.UnaryUnaryMultiCallable[
         argosy.api.trainer.v1.trainer_service_pb2.LoadCheckpointRequest,
@@ -200,6 +212,14 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[argosy.api.trainer.v1.trainer_service_pb2.SaveCheckpointResponse, collections.abc.Awaitable[argosy.api.trainer.v1.trainer_service_pb2.SaveCheckpointResponse]]:
         """Writes model, optimizer, scheduler and RNG below a folder. A mutation; the step stays."""
+
+    @abc.abstractmethod
+    def FinishSave(
+        self,
+        request: argosy.api.trainer.v1.trainer_service_pb2.FinishSaveRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[argosy.api.trainer.v1.trainer_service_pb2.FinishSaveResponse, collections.abc.Awaitable[argosy.api.trainer.v1.trainer_service_pb2.FinishSaveResponse]]:
+        """Waits until the save begun last is complete. FAILED_PRECONDITION if it was to another folder. Changes nothing; answers what the writing failed with."""
 
     @abc.abstractmethod
     def LoadCheckpoint(
