@@ -25,7 +25,11 @@ ERROR_LIMIT = 0.2
 
 
 def kl_penalty(log_prob: npt.NDArray[Any], reference: npt.NDArray[Any], kind: str) -> Floats:
-    """Per-token KL estimate [N] in nats from log-probs [N]. Raises ConfigError on an unknown kind."""
+    """Per-token KL estimate [N] in nats from log-probs [N]. Raises ConfigError on an unknown kind.
+
+    A "+" at the end changes only gradients (`argosy.algorithms.kl`), of which a reward has none.
+    """
+    kind = kind.removesuffix("+")
     difference = np.asarray(log_prob, np.float64) - np.asarray(reference, np.float64)
     if kind in ("kl", "k1"):
         return difference

@@ -47,6 +47,14 @@ def test_the_plus_form_takes_k2s_gradient(kind: str) -> None:
     assert gradient.tolist() == pytest.approx(DIFFERENCES)
 
 
+@pytest.mark.parametrize("kind", sorted(ESTIMATORS))
+def test_gradcheck(kind: str) -> None:
+    """Away from 0, where |d| has its kink, and from k3's bound."""
+    base = torch.full((4,), -1.5, dtype=torch.float64)
+    log_probs = (base + torch.tensor([-1.5, -0.5, 0.25, 2.0], dtype=torch.float64)).requires_grad_()
+    assert torch.autograd.gradcheck(lambda given: kl_estimate(given, base, kind), (log_probs,))
+
+
 def test_k3s_gradient_and_its_bounds() -> None:
     log_probs, base = pair()
     (gradient,) = torch.autograd.grad(kl_estimate(log_probs, base, "k3").sum(), log_probs)

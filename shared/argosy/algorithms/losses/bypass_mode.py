@@ -120,6 +120,8 @@ def _correction(inputs: PolicyLossInputs, options: BypassOptions) -> tuple[Tenso
     """Weights and verdicts [N], constants, by the same functions that the controller uses."""
     rules = options.rules()
     difference = (inputs.log_probs - inputs.old_log_probs).detach()
+    if not options.weighted and not rules.rejections:
+        return torch.ones_like(difference), torch.ones_like(difference)
     order, offsets = _by_sequence(inputs.layout)
     trained = (inputs.layout.mask > 0)[order].cpu().numpy()
     values = difference[order].double().cpu().numpy()
@@ -130,7 +132,8 @@ def _correction(inputs: PolicyLossInputs, options: BypassOptions) -> tuple[Tenso
     kept, _ = apply_rules(ratios, rules.rejections)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
-    return tuple(torch.from_numpy(np.asarray(part, np.float64)).to(difference)[back] for part in (weights, kept))  # type: ignore[return-value]
+    both = torch.from_numpy(np.stack([weights, kept])).to(difference)[:, back]  # [2, N]
+    return both[0], both[1]
 
 
 def _by_sequence(layout: TokenLayout) -> tuple[Tensor, np.ndarray[tuple[int], np.dtype[np.int64]]]:
