@@ -78,10 +78,13 @@ def key_doc(path: str) -> KeyDoc:
 
 
 def field_docs(section: type[Any]) -> dict[str, str]:
-    """The text below each field. Raises ValueError on a field without one."""
+    """The text below each field, inherited ones too. Raises ValueError on a field without one."""
+    docs: dict[str, str] = {}
+    for base in section.__bases__:
+        if dataclasses.is_dataclass(base):
+            docs |= field_docs(base)
     tree = ast.parse(textwrap.dedent(inspect.getsource(section)))
     body = typing.cast("ast.ClassDef", tree.body[0]).body
-    docs: dict[str, str] = {}
     for statement, following in zip(body, [*body[1:], None], strict=True):
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue

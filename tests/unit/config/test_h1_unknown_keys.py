@@ -89,7 +89,7 @@ def test_h1_scalar_for_a_section() -> None:
         ("learning_rte: 1e-5\n", "learning_rte: no such key. Did you mean actor_rollout_ref.actor.optim.lr?"),
         ("data:\n  shufle: true\n", "data.shufle: no such key. Did you mean data.shuffle?"),
         ("data: 3\n", "data: is a section of keys"),
-        ("trainer:\n  lr: 1\n", "Did you mean actor_rollout_ref.actor.optim.lr"),
+        ("trainer:\n  lr: 1\n", "Did you mean critic.optim.lr or actor_rollout_ref.actor.optim.lr?"),
         ("data:\n  seed: 1\n  shuffle: true\n  seed: 2\n", "line 4: the key 'seed' was already given in line 2"),
         ("trainer:\n  project_name: a\ndata:\n  seed: 1\ntrainer:\n  nnodes: 1\n", "line 5: the key 'trainer'"),
         ("1: a\n", "must be text"),

@@ -108,7 +108,7 @@ def test_each_warned_key_is_warned_about_with_its_reason_and_silent_when_neutral
     [
         (f"{A}.megatron.some.deep.key", f"{A}.megatron.*"),
         ("critic.enable", "critic.enable"),
-        ("critic.optim.lr", "critic.*"),
+        ("critic.megatron.param_offload", "critic.megatron.*"),
         ("hydra.run.dir", "hydra.*"),
         ("custom_reward_function.reward_kwargs.a.b", "custom_reward_function.reward_kwargs"),
     ],

@@ -38,20 +38,59 @@ def test_b1_verls_default_n_of_1_is_caught(base: list[str]) -> None:
         validate(config)
 
 
-def test_verls_default_estimator_says_what_to_set(base: list[str]) -> None:
-    problem = problem_of(load(base[1:]), {})
-    assert problem.startswith("algorithm.adv_estimator=gae needs a critic")
-    assert "set algorithm.adv_estimator=grpo" in problem
+def test_verls_default_estimator_runs_a_critic(base: list[str]) -> None:
+    """gae, with verl's default of one response per prompt."""
+    config = load([argument for argument in base[1:] if "rollout.n=" not in argument])
+    assert (config.algorithm.adv_estimator, config.needs_critic) == ("gae", True)
+    assert find_problems(config, files=False) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"critic.enable": False}, "critic.enable: got false with algorithm.adv_estimator=gae"),
+        ({"critic.ppo_mini_batch_size": 16}, "got 16 for data.train_batch_size=8"),
+        ({"critic.ppo_mini_batch_size": 3}, "(8 = 2 × 3 + 2); nearest that do: 2 and 4"),
+        ({"critic.ppo_micro_batch_size_per_gpu": 17}, "mini-batches of 16 sequences"),
+        ({"critic.ppo_max_token_len_per_gpu": 1023}, "wants ≥ 1024"),
+        ({"critic.forward_max_token_len_per_gpu": 1023}, "wants ≥ 1024"),
+        ({"critic.cliprange_value": 0.0}, "wants a value > 0"),
+        ({"critic.loss_agg_mode": "mean"}, "wants token-mean"),
+        ({"critic.optim.lr": -1.0}, "wants a value ≥ 0"),
+        ({"critic.optim.betas": [0.9, 1.0]}, "wants both ≥ 0 and < 1"),
+        ({"critic.optim.lr_warmup_steps": 9, "trainer.total_training_steps": 5}, "would never reach its peak"),
+        ({"critic.fsdp_config.model_dtype": "bf16"}, "would lose small updates"),
+        ({"critic.fsdp_config.dtype": "bfloat16", "argosy.deterministic": True}, "bit for bit in float32 only"),
+        ({"critic.model.path": "/no/such/model"}, "critic.model.path: no such folder"),
+        ({"trainer.critic_warmup": 5, "trainer.total_training_steps": 5}, "got 5 for trainer.total_training_steps=5"),
+        ({"argosy.critic.host": "0.0.0.0"}, "only loopback is accepted"),
+        ({"argosy.critic.device": "gpu"}, "wants auto, cpu, cuda or cuda:N"),
+    ],
+)
+def test_refused_with_a_critic(valid: Config, values: dict[str, Any], expected: str) -> None:
+    problem = problem_of(valid, {"algorithm.adv_estimator": "gae", **values})
+    assert expected in problem
+    assert problem.startswith(next(iter(values)))
 
 
 @pytest.mark.parametrize(
     ("path", "value", "expected"),
     [
-        ("algorithm.adv_estimator", "rloo", "arrives with"),
-        ("algorithm.adv_estimator", "grop", "wants grpo"),
+        ("critic.enable", True, "which reads no values"),
+        ("trainer.critic_warmup", 2, "has no critic"),
+        ("algorithm.adv_estimator", "rloo_vectorized", "set rloo"),
+    ],
+)
+def test_refused_without_a_critic(valid: Config, path: str, value: object, expected: str) -> None:
+    assert expected in problem_of(valid, {path: value})
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        ("algorithm.adv_estimator", "grop", "wants gae, grpo,"),
         (f"{ROLLOUT}.name", "vllm", "engine that is not there yet"),
         (f"{ROLLOUT}.name", "hff", "wants hf"),
-        (f"{ACTOR}.policy_loss.loss_mode", "gspo", "arrives with"),
         (f"{ACTOR}.ppo_mini_batch_size", 16, "got 16 for data.train_batch_size=8"),
         (f"{ACTOR}.ppo_mini_batch_size", 3, "(8 = 2 × 3 + 2); nearest that do: 2 and 4"),
         (f"{ACTOR}.ppo_micro_batch_size_per_gpu", 17, "mini-batches of 16 sequences"),

@@ -12,7 +12,6 @@ _MODEL, _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{name}" for name in ("mode
 _RANKS = "the trainer is one process until the multi-rank backends arrive; leave it out"
 _LORA = "LoRA is not there yet; leave it out to train all weights"
 _IMAGES = "models here read text only; leave it out"
-_CRITIC = "there is no critic yet, and grpo needs none; leave it out"
 _ALGORITHM = "arrives with the algorithm families; leave it out"
 _AGENT = "responses are single-turn until agent loops arrive; leave it out"
 _LENGTHS = "one length has one key"
@@ -98,9 +97,22 @@ REFUSED: dict[str, Refused] = {
     f"{_REF}.model.*": Refused("the reference is the start model; another one is not there yet"),
     f"{_REF}.fsdp_config.fsdp_size": Refused(f"sharding: {_RANKS}", neutral=(-1, 1)),
     # critic
-    "critic.enable": Refused(_CRITIC, neutral=(False, None)),
-    "critic.*": Refused(_CRITIC),
-    "trainer.critic_warmup": Refused(_CRITIC, neutral=(0,)),
+    "critic.strategy": Refused("the critic's backend is the trainer's own", neutral=("fsdp", "fsdp2")),
+    "critic.ppo_micro_batch_size": Refused(f"{_OLD}; set critic.ppo_micro_batch_size_per_gpu", neutral=(None,)),
+    "critic.forward_micro_batch_size": Refused(f"{_OLD}; set critic.forward_micro_batch_size_per_gpu", neutral=(None,)),
+    "critic.rollout_n": Refused("set actor_rollout_ref.rollout.n", neutral=(None,)),
+    "critic.megatron.*": Refused(f"Megatron: {_RANKS}"),
+    "critic.ulysses_sequence_parallel_size": Refused(f"sequence parallel: {_RANKS}", neutral=(1,)),
+    "critic.model.lora_rank": Refused("a critic trains all its weights; leave it out", neutral=(0, None)),
+    "critic.model.external_lib": Refused("importing other modules at the start is not there yet", neutral=(None,)),
+    "critic.optim.optimizer": Refused("only AdamW is there", neutral=("AdamW", "adamw", "adam")),
+    "critic.optim.optimizer_impl": Refused("only torch's AdamW is there", neutral=("torch.optim",)),
+    "critic.optim.override_optimizer_config": Refused(
+        "set optim.lr, weight_decay, betas and eps by their own keys", neutral=(None, {})
+    ),
+    "critic.fsdp_config.fsdp_size": Refused(f"sharding: {_RANKS}", neutral=(-1, 1)),
+    "critic.fsdp_config.mixed_precision": Refused("set critic.fsdp_config.dtype", neutral=(None,)),
+    "critic.fsdp_config.mixed_precision.*": Refused("set critic.fsdp_config.dtype"),
     # algorithm
     "algorithm.use_pf_ppo": Refused(_ALGORITHM, neutral=(False,)),
     "algorithm.pf_ppo.*": Refused(_ALGORITHM),

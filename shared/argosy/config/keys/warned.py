@@ -130,7 +130,13 @@ WARNED: dict[str, Warned] = {
     "reward_model.launch_reward_fn_async": Warned("rewards are always scored beside other work", neutral=(True,)),
     "reward_model.profiler.*": Warned(_PROFILER),
     "trainer.balance_batch": Warned("one training process has nothing to balance", neutral=(False,)),
-    "trainer.max_critic_ckpt_to_keep": Warned("there is no critic", neutral=(None,)),
+    "trainer.max_critic_ckpt_to_keep": Warned(
+        "a checkpoint holds policy and critic; trainer.max_actor_ckpt_to_keep says how many stay", neutral=(None,)
+    ),
+    "critic.nccl_timeout": Warned("there is no collective; calls have argosy.rpc.deadline_s"),
+    "critic.model.use_remove_padding": Warned("sequences are always packed without padding", neutral=(True,)),
+    "critic.model.enable_activation_offload": Warned(_OFFLOAD, neutral=(False,)),
+    "critic.model.use_shm": Warned("the model is read where it is", neutral=(False,)),
     "trainer.ray_wait_register_center_timeout": Warned(_RAY),
     "trainer.esi_redundant_time": Warned("no instance that expires is known of", neutral=(0,)),
     "trainer.use_legacy_worker_impl": Warned("there are no verl workers"),
@@ -143,4 +149,11 @@ WARNED: dict[str, Warned] = {
     "ray_kwargs.*": Warned(_RAY),
     "transfer_queue.*": Warned("the controller holds each step's batch itself", neutral=(False,)),
     "hydra.*": Warned("the run folder, its log and its resolved configuration are trainer.default_local_dir's"),
+}
+
+_SHARED_WITH_THE_CRITIC = tuple(f"{_ACTOR}.{section}." for section in ("fsdp_config", "checkpoint", "profiler"))
+WARNED |= {
+    f"critic.{key.removeprefix(f'{_ACTOR}.')}": entry
+    for key, entry in WARNED.items()
+    if key.startswith(_SHARED_WITH_THE_CRITIC)
 }

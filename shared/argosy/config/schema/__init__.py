@@ -4,6 +4,7 @@ from argosy.config.schema.actor import ActorConfig, PolicyLossConfig, RefConfig
 from argosy.config.schema.algorithm import AlgorithmConfig, KlCtrlConfig
 from argosy.config.schema.argosy import (
     ArgosyConfig,
+    CriticServiceConfig,
     MembershipConfig,
     ReferenceServiceConfig,
     RewardServiceConfig,
@@ -12,6 +13,7 @@ from argosy.config.schema.argosy import (
     TelemetryConfig,
     TrainerServiceConfig,
 )
+from argosy.config.schema.critic import CriticConfig, CriticModelConfig, CriticOptimConfig
 from argosy.config.schema.data import DataConfig
 from argosy.config.schema.model import ModelConfig
 from argosy.config.schema.optim import EngineConfig, OptimConfig
@@ -26,6 +28,10 @@ __all__ = [
     "AlgorithmConfig",
     "ArgosyConfig",
     "Config",
+    "CriticConfig",
+    "CriticModelConfig",
+    "CriticOptimConfig",
+    "CriticServiceConfig",
     "CustomRewardConfig",
     "DataConfig",
     "EngineConfig",

@@ -11,6 +11,7 @@ from typing import Any
 from argosy.config.schema.actor import ActorConfig, RefConfig
 from argosy.config.schema.algorithm import AlgorithmConfig
 from argosy.config.schema.argosy import ArgosyConfig
+from argosy.config.schema.critic import CriticConfig
 from argosy.config.schema.data import DataConfig
 from argosy.config.schema.model import ModelConfig
 from argosy.config.schema.reward import CustomRewardConfig, RewardModelConfig
@@ -44,6 +45,8 @@ class Config:
     """Which rows are read."""
     actor_rollout_ref: ActorRolloutRefConfig = field(default_factory=ActorRolloutRefConfig)
     """The policy."""
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    """The value model."""
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     """From rewards to advantages."""
     custom_reward_function: CustomRewardConfig = field(default_factory=CustomRewardConfig)
@@ -65,6 +68,45 @@ class Config:
     def needs_reference(self) -> bool:
         """Whether the reference service runs at all."""
         return self.actor_rollout_ref.actor.use_kl_loss or self.algorithm.use_kl_in_reward
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether the critic service runs: where the advantage estimator reads values, unless critic.enable says."""
+        from argosy.algorithms.catalog import ADVANTAGES
+
+        if self.critic.enable is not None:
+            return self.critic.enable
+        estimator = ADVANTAGES.get(self.algorithm.adv_estimator)
+        return estimator is not None and "values" in estimator.needs
+
+    @property
+    def full_critic(self) -> CriticConfig:
+        """`critic` with everything that is null taken from where its documentation says."""
+        critic, policy = self.critic, self.actor_rollout_ref
+        actor = policy.actor
+
+        def given(value: Any, otherwise: Any) -> Any:
+            return otherwise if value is None else value
+
+        return dataclasses.replace(
+            critic,
+            model=dataclasses.replace(
+                critic.model,
+                path=given(critic.model.path, policy.model.path),
+                tokenizer_path=given(critic.model.tokenizer_path, policy.model.tokenizer_path or policy.model.path),
+                trust_remote_code=given(critic.model.trust_remote_code, policy.model.trust_remote_code),
+            ),
+            ppo_mini_batch_size=given(critic.ppo_mini_batch_size, actor.ppo_mini_batch_size),
+            forward_micro_batch_size_per_gpu=given(
+                critic.forward_micro_batch_size_per_gpu, critic.ppo_micro_batch_size_per_gpu
+            ),
+            use_dynamic_bsz=given(critic.use_dynamic_bsz, actor.use_dynamic_bsz),
+            forward_max_token_len_per_gpu=given(critic.forward_max_token_len_per_gpu, critic.ppo_max_token_len_per_gpu),
+            ppo_epochs=given(critic.ppo_epochs, actor.ppo_epochs),
+            shuffle=given(critic.shuffle, actor.shuffle),
+            data_loader_seed=given(critic.data_loader_seed, self.argosy.seed),
+            loss_agg_mode=given(critic.loss_agg_mode, given(actor.loss_agg_mode, "token-mean")),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and scalars, as YAML and JSON want them."""

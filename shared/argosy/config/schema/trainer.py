@@ -23,6 +23,9 @@ class TrainerConfig:
     """Machines of the trainer: 1 until the multi-rank backends arrive."""
     n_gpus_per_node: int = 1
     """Processes of the trainer on a machine: 1 until the multi-rank backends arrive. (verl: 8.)"""
+    critic_warmup: int = 0
+    """First steps that train only the critic; the policy stays as it is. (verl's own count is one less: it updates the
+    policy in step critic_warmup already.)"""
     logger: tuple[str, ...] = ("console", "file", "tensorboard")
     """Where metrics go: "console", "file" (metrics.jsonl in the run folder, which is always written), "tensorboard",
     "wandb". (verl: console, wandb.)"""

@@ -11,6 +11,7 @@ from argosy.config.validate.algorithms import (
     check_overlong,
     check_rollout_correction,
 )
+from argosy.config.validate.critic import check_critic
 from argosy.config.validate.files import check_data_files, check_other_paths
 from argosy.config.validate.losses import check_losses
 from argosy.config.validate.relations import (
@@ -29,6 +30,7 @@ __all__ = ["CHECKS", "FILE_CHECKS", "find_problems", "validate", "validate_row_c
 CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_estimator,
     check_batches,
+    check_critic,
     check_filter_groups,
     check_rollout_correction,
     check_losses,

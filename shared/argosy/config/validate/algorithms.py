@@ -81,6 +81,11 @@ def check_filter_groups(config: Config) -> Iterator[str]:
             f"algorithm.filter_groups.enable: got true with {_N}={n}: a group of {n} never differs within itself, so "
             "every group would be dropped; wants n ≥ 2"
         )
+    if n > 1 and not config.actor_rollout_ref.rollout.do_sample:
+        yield (
+            "actor_rollout_ref.rollout.do_sample: got false with algorithm.filter_groups.enable=true: greedy responses "
+            "of one prompt are all the same, so every group would be dropped; set it true"
+        )
     if chosen.metric is None:
         yield (
             "algorithm.filter_groups.metric: must say what has to differ within a group: acc, score, seq_reward, "

@@ -38,6 +38,8 @@ def check_other_paths(config: Config) -> Iterator[str]:
         yield from _check_model("actor_rollout_ref.model.path", model.path, "config.json")
     if model.tokenizer_path is not None:
         yield from _check_model("actor_rollout_ref.model.tokenizer_path", model.tokenizer_path, "tokenizer_config.json")
+    if config.needs_critic and config.critic.model.path is not None:
+        yield from _check_model("critic.model.path", config.critic.model.path, "config.json")
     if config.custom_reward_function.path is not None:
         yield from _check_file("custom_reward_function.path", config.custom_reward_function.path)
     if config.trainer.resume_from_path and not Path(config.trainer.resume_from_path).expanduser().is_dir():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from argosy.config.schema import Config
+from argosy.config.schema import Config, OptimConfig
 from argosy.config.validate.rules import one_of
 
 LOGGERS = ("console", "file", "tensorboard", "wandb")
@@ -15,18 +15,27 @@ _MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
 def check_batches(config: Config) -> Iterator[str]:
     """Mini-batches and micro-batches."""
     data, actor = config.data, config.actor_rollout_ref.actor
-    mini, batch = actor.ppo_mini_batch_size, data.train_batch_size
-    if mini > batch:
-        yield (
-            f"actor_rollout_ref.actor.ppo_mini_batch_size: got {mini} for data.train_batch_size={batch}: a mini-batch "
-            f"is a part of the batch (both count prompts); wants ≤ {batch}"
-        )
-    elif mini >= 1 and batch % mini:
-        yield (
-            f"actor_rollout_ref.actor.ppo_mini_batch_size: got {mini}, which doesn't divide data.train_batch_size="
-            f"{batch} ({batch} = {batch // mini} × {mini} + {batch % mini}); {_divisors_near(batch, mini)}"
-        )
+    problem = divisor_problem(
+        "actor_rollout_ref.actor.ppo_mini_batch_size", actor.ppo_mini_batch_size, data.train_batch_size
+    )
+    if problem:
+        yield problem
     yield from _check_micro_batches(config)
+
+
+def divisor_problem(path: str, mini: int, batch: int) -> str:
+    """The line about a mini-batch that isn't a whole part of the batch; empty if it is one."""
+    if mini > batch:
+        return (
+            f"{path}: got {mini} for data.train_batch_size={batch}: a mini-batch is a part of the batch (both count "
+            f"prompts); wants ≤ {batch}"
+        )
+    if batch % mini:
+        return (
+            f"{path}: got {mini}, which doesn't divide data.train_batch_size={batch} "
+            f"({batch} = {batch // mini} × {mini} + {batch % mini}); {_divisors_near(batch, mini)}"
+        )
+    return ""
 
 
 def _divisors_near(batch: int, mini: int) -> str:
@@ -83,19 +92,24 @@ def check_lengths(config: Config) -> Iterator[str]:
 
 
 def check_optimizer(config: Config) -> Iterator[str]:
-    """Betas, warm-up and schedule."""
-    optim = config.actor_rollout_ref.actor.optim
+    """Betas, warm-up and schedule, of the policy and of a critic that runs."""
+    yield from _check_optim(config, "actor_rollout_ref.actor.optim", config.actor_rollout_ref.actor.optim)
+    if config.needs_critic:
+        yield from _check_optim(config, "critic.optim", config.critic.optim)
+
+
+def _check_optim(config: Config, path: str, optim: OptimConfig) -> Iterator[str]:
     if not all(0 <= beta < 1 for beta in optim.betas):
-        yield f"actor_rollout_ref.actor.optim.betas: got {list(optim.betas)}, wants both ≥ 0 and < 1"
+        yield f"{path}.betas: got {list(optim.betas)}, wants both ≥ 0 and < 1"
     lengths = {
-        "actor_rollout_ref.actor.optim.total_training_steps": optim.total_training_steps,
+        f"{path}.total_training_steps": optim.total_training_steps,
         "trainer.total_training_steps": config.trainer.total_training_steps or -1,
     }
-    for path, steps in lengths.items():
+    for name, steps in lengths.items():
         if 0 < steps < optim.lr_warmup_steps:
             yield (
-                f"actor_rollout_ref.actor.optim.lr_warmup_steps: got {optim.lr_warmup_steps}, more than {path}={steps}"
-                ": the learning rate would never reach its peak"
+                f"{path}.lr_warmup_steps: got {optim.lr_warmup_steps}, more than {name}={steps}: the learning rate "
+                "would never reach its peak"
             )
             return
 
@@ -141,7 +155,7 @@ def check_argosy(config: Config) -> Iterator[str]:
         yield f"argosy.max_staleness: got {argosy.max_staleness}; training is synchronous for now; wants 0"
     if argosy.deterministic:
         yield from _check_deterministic(config)
-    for name in ("rollout", "trainer", "reference", "reward"):
+    for name in ("rollout", "trainer", "critic", "reference", "reward"):
         host = getattr(argosy, name).host
         if not _is_loopback(host) and not argosy.allow_remote_hosts:
             yield (
@@ -160,11 +174,12 @@ def _check_deterministic(config: Config) -> Iterator[str]:
         "argosy.rollout.dtype": config.argosy.rollout.dtype,
         "argosy.reference.dtype": config.argosy.reference.dtype,
         "actor_rollout_ref.actor.fsdp_config.dtype": config.actor_rollout_ref.actor.fsdp_config.dtype,
+        "critic.fsdp_config.dtype": config.critic.fsdp_config.dtype,
     }
     for path, dtype in types.items():
         if dtype != "float32":
             yield f"{path}: got {dtype} with argosy.deterministic=true, which holds bit for bit in float32 only"
-    for name in ("rollout", "trainer", "reference"):
+    for name in ("rollout", "trainer", "critic", "reference"):
         device = getattr(config.argosy, name).device
         if device not in ("auto", "cpu"):
             yield f"argosy.{name}.device: got {device!r} with argosy.deterministic=true, which holds on cpu only"
@@ -172,7 +187,7 @@ def _check_deterministic(config: Config) -> Iterator[str]:
 
 def check_devices(config: Config) -> Iterator[str]:
     """Device names, of the services that compute."""
-    for name in ("rollout", "trainer", "reference"):
+    for name in ("rollout", "trainer", "critic", "reference"):
         device = getattr(config.argosy, name).device
         kind, _, index = device.partition(":")
         if device not in ("auto", "cpu", "cuda") and not (kind == "cuda" and index.isdigit()):

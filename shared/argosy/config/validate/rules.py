@@ -14,11 +14,15 @@ from argosy.config.schema import Config
 _ACTOR, _ROLLOUT, _REF, _VAL = (
     f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "ref", "rollout.val_kwargs")
 )
-_OPTIM = f"{_ACTOR}.optim"
-_SERVICES = ("rollout", "trainer", "reference", "reward")
+_TRAINED = (_ACTOR, "critic")
+_SHAPES = ("constant", "linear", "cosine", "wsd")
+_SERVICES = ("rollout", "trainer", "critic", "reference", "reward")
 _DTYPES = ("float32", "bfloat16")
 LOSS_TYPES = ("ppo_clip", "reinforce")
 """Of rollout correction's bypass mode; the first is the default."""
+
+
+_KL_TYPES = (*KL, *(f"{name}+" for name in KL))
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,18 @@ COUNT = Range(1)
 OR_OFF = Range(1, also=(-1,))
 UNIT = Range(0, 1)
 
+OPTIM_RANGES: dict[str, Range] = {
+    "lr": NOT_NEGATIVE,
+    "weight_decay": NOT_NEGATIVE,
+    "eps": POSITIVE,
+    "lr_warmup_steps": Range(0, also=(-1,)),
+    "lr_warmup_steps_ratio": UNIT,
+    "min_lr_ratio": UNIT,
+    "num_cycles": POSITIVE,
+    "total_training_steps": OR_OFF,
+}
+"""Of every `optim` section."""
+
 RANGES: dict[str, Range] = {
     "data.train_max_samples": OR_OFF,
     "data.val_max_samples": OR_OFF,
@@ -86,14 +102,16 @@ RANGES: dict[str, Range] = {
     f"{_ACTOR}.entropy_coeff": Range(),
     f"{_ACTOR}.kl_loss_coef": NOT_NEGATIVE,
     f"{_ACTOR}.grad_clip": POSITIVE,
-    f"{_OPTIM}.lr": NOT_NEGATIVE,
-    f"{_OPTIM}.weight_decay": NOT_NEGATIVE,
-    f"{_OPTIM}.eps": POSITIVE,
-    f"{_OPTIM}.lr_warmup_steps": Range(0, also=(-1,)),
-    f"{_OPTIM}.lr_warmup_steps_ratio": UNIT,
-    f"{_OPTIM}.min_lr_ratio": UNIT,
-    f"{_OPTIM}.num_cycles": POSITIVE,
-    f"{_OPTIM}.total_training_steps": OR_OFF,
+    **{f"{section}.optim.{name}": bounds for section in _TRAINED for name, bounds in OPTIM_RANGES.items()},
+    "critic.ppo_mini_batch_size": COUNT,
+    "critic.ppo_micro_batch_size_per_gpu": COUNT,
+    "critic.forward_micro_batch_size_per_gpu": COUNT,
+    "critic.ppo_max_token_len_per_gpu": COUNT,
+    "critic.forward_max_token_len_per_gpu": COUNT,
+    "critic.ppo_epochs": COUNT,
+    "critic.data_loader_seed": NOT_NEGATIVE,
+    "critic.cliprange_value": POSITIVE,
+    "critic.grad_clip": POSITIVE,
     f"{_ROLLOUT}.n": COUNT,
     f"{_ROLLOUT}.temperature": POSITIVE,
     f"{_ROLLOUT}.top_k": Range(1, also=(-1, 0)),
@@ -119,6 +137,7 @@ RANGES: dict[str, Range] = {
     "reward_model.reward_kwargs.max_resp_len": COUNT,
     "trainer.total_epochs": COUNT,
     "trainer.total_training_steps": COUNT,
+    "trainer.critic_warmup": NOT_NEGATIVE,
     "trainer.save_freq": OR_OFF,
     "trainer.test_freq": OR_OFF,
     "trainer.log_val_generations": NOT_NEGATIVE,
@@ -150,13 +169,14 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "data.truncation": ("error", "left", "right", "middle"),
     f"{_ACTOR}.policy_loss.loss_mode": tuple(LOSSES),
     f"{_ACTOR}.loss_agg_mode": tuple(AGGREGATION),
-    f"{_ACTOR}.kl_loss_type": (*KL, *(f"{name}+" for name in KL)),
-    f"{_OPTIM}.lr_scheduler_type": ("constant", "linear", "cosine", "wsd"),
-    f"{_ACTOR}.fsdp_config.model_dtype": ("fp32", "float32"),
-    f"{_ACTOR}.fsdp_config.dtype": _DTYPES,
+    f"{_ACTOR}.kl_loss_type": _KL_TYPES,
+    **{f"{section}.optim.lr_scheduler_type": _SHAPES for section in _TRAINED},
+    **{f"{section}.fsdp_config.model_dtype": ("fp32", "float32") for section in _TRAINED},
+    **{f"{section}.fsdp_config.dtype": _DTYPES for section in _TRAINED},
+    "critic.loss_agg_mode": tuple(AGGREGATION),
     f"{_ROLLOUT}.name": ("hf",),
-    "algorithm.adv_estimator": tuple(name for name, info in ADVANTAGES.items() if "values" not in info.needs),
-    "algorithm.kl_penalty": tuple(KL),
+    "algorithm.adv_estimator": tuple(ADVANTAGES),
+    "algorithm.kl_penalty": _KL_TYPES,
     "algorithm.kl_ctrl.type": ("fixed", "adaptive"),
     "algorithm.rollout_correction.loss_type": LOSS_TYPES,
     "reward_model.reward_manager": ("naive", "dapo"),
@@ -168,33 +188,20 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 LATER: dict[str, dict[str, str]] = {
     "algorithm.adv_estimator": {
-        "gae": "needs a critic, which is not there yet (gae is also verl's default): set algorithm.adv_estimator=grpo",
-        **dict.fromkeys(
-            (
-                "grpo_passk",
-                "reinforce_plus_plus",
-                "reinforce_plus_plus_baseline",
-                "remax",
-                "rloo",
-                "rloo_vectorized",
-                "grpo_vectorized",
-                "opo",
-                "gpg",
-                "optimal_token_baseline",
-                "tir_optimal_token_baseline",
-                "gdpo",
-            ),
-            "arrives with the algorithm families: set algorithm.adv_estimator=grpo",
-        ),
+        "rloo_vectorized": "is a faster spelling of rloo in verl; here rloo is as fast: set rloo",
+        "grpo_vectorized": "is a faster spelling of grpo in verl; here grpo is as fast: set grpo",
     },
     f"{_ROLLOUT}.name": dict.fromkeys(
         ("vllm", "sglang", "trtllm"),
         "is an engine that is not there yet: set actor_rollout_ref.rollout.name=hf, the embedded engine",
     ),
-    f"{_ACTOR}.fsdp_config.model_dtype": dict.fromkeys(
-        ("bf16", "bfloat16", "fp16", "float16"),
-        "would lose small updates: master weights are fp32; set actor.fsdp_config.dtype for the type of computing",
-    ),
+    **{
+        f"{section}.fsdp_config.model_dtype": dict.fromkeys(
+            ("bf16", "bfloat16", "fp16", "float16"),
+            "would lose small updates: master weights are fp32; set fsdp_config.dtype for the type of computing",
+        )
+        for section in _TRAINED
+    },
     "argosy.placement": {"fleet": "arrives with the elastic fleet: local starts every service on this machine"},
 }
 """Choices that are refused with a reason of their own."""
