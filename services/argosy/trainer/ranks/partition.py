@@ -76,9 +76,10 @@ def plan_ranks(
     parts = divide(prompts, responses, rank_count, cost)
     micro_batches = [_plan_part(prompts, responses, rows, limit) for rows in parts]
     count = max(len(planned) for planned in micro_batches)
+    filler = [_shortest_row(prompts, responses)] if count else []
     plans = []
     for rows, planned in zip(parts, micro_batches, strict=True):
-        fillers = [_shortest_row(prompts, responses)] * (count - len(planned))
+        fillers = filler * (count - len(planned))
         plans.append(RankPlan(rows, (*planned, *fillers), len(fillers)))
     return plans
 
