@@ -1,0 +1,76 @@
+"""Every benchmark script runs, says what it is, and gives its result as JSON. No times are judged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+SCRIPTS = sorted(path.name for path in BENCHMARKS.glob("*.py") if path.name != "measuring.py")
+TIMEOUT_S = 240
+
+
+def run(script: str, *arguments: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(BENCHMARKS / script), *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, cwd=BENCHMARKS.parent, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def quick(script: str, *arguments: str) -> Any:
+    return json.loads(run(script, "--quick", "--json", "--threads", "1", *arguments).splitlines()[-1])
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_says_what_it_is_without_loading_anything_heavy(script: str) -> None:
+    assert "usage:" in run(script, "--help")
+
+
+def test_trainer_memory() -> None:
+    rows = quick("trainer_memory.py")
+    assert [(row["side"], row["tokens"]) for row in rows] == [
+        ("ours", 256),
+        ("plain", 256),
+        ("ours", 512),
+        ("plain", 512),
+    ]
+    assert all(row["peak"] >= row["before"] > 0 for row in rows)
+
+
+def test_packing() -> None:
+    found = quick("packing.py")
+    shared, packed, padded = (way["rows"] for way in found["ways"])
+    assert shared < packed < padded
+    assert found["ratios"]["padding_waste"] == padded / packed
+
+
+def test_mfu() -> None:
+    rows = quick("mfu.py", "--dtypes", "float32")
+    assert [row["dtype"] for row in rows] == ["float32"]
+    assert rows[0]["utilisation"] > 0
+    # 2 prompts of 8 tokens and 4 answers of 8, whose last token is not an input.
+    assert rows[0]["packed_tokens"] == 2 * 8 + 4 * 7
+
+
+def test_service_boundary() -> None:
+    found = quick("service_boundary.py")
+    assert 0 < found["core_within_grpc_s"] < found["grpc_s"]
+
+
+def test_grpo_step_of_argosy() -> None:
+    """TRL's side needs its own venv; the lead's benchmark runs cover it."""
+    found = quick("grpo_vs_trl.py", "--only", "argosy", "--fixed-length")
+    (side,) = found["sides"]
+    assert side["answer_tokens"] == 8
+    assert side["generation_s"] + side["update_s"] < side["step_s"]
+    assert 0 < side["training_peak"] < side["whole_peak"]
+    assert found["ratios"] == {}
