@@ -151,8 +151,8 @@ class _LogProbs:
 
 
 class _Policy(_LogProbs):
-    def __init__(self, recorded: Recorded) -> None:
-        super().__init__(recorded, "policy", -0.5)
+    def __init__(self, recorded: Recorded, log_prob: float) -> None:
+        super().__init__(recorded, "policy", log_prob)
         self._step = 0
 
     async def update(self, batch: TrajectoryBatch, config: UpdateConfig, ctx: Mutation) -> StepResult:
@@ -191,14 +191,18 @@ async def run_recorded(
     *,
     failing: int = 0,
     outcome: Callable[[SampleId], Outcome] | None = None,
+    policy_log_prob: float = -0.5,
 ) -> Recorded:
-    """Run `config` to its end; every error of the run is raised."""
+    """Run `config` to its end; every error of the run is raised.
+
+    `policy_log_prob` is the trainer's of every token; the rollout's is -0.5.
+    """
     recorded = Recorded(config.run_folder, failing=failing)
     recorded.outcome = outcome or recorded.outcome
     services: Any = Services(
         rollouts={"rollout-0": _Rollout(recorded)},  # type: ignore[dict-item]
         reward=_Reward(recorded),
-        policy=_Policy(recorded),  # type: ignore[arg-type]
+        policy=_Policy(recorded, policy_log_prob),  # type: ignore[arg-type]
         reference=_LogProbs(recorded, "reference", -0.9) if config.needs_reference else None,
     )
 
