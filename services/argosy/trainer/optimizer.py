@@ -59,7 +59,7 @@ class MasterOptimizer:
         Raises InternalError once more than `max_skipped_steps` steps in a row had to be skipped.
         """
         gradients = self._gradients()
-        norm = global_norm(gradients)
+        norm = self._norm(gradients)
         if not bool(torch.isfinite(norm)):
             self.zero_grad()
             self._count_skip(float(norm))
@@ -84,6 +84,10 @@ class MasterOptimizer:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         return [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
+
+    def _norm(self, gradients: list[Tensor]) -> Tensor:
+        """Of all ranks' gradients, a scalar that is equal on every rank. `gradients` are in the parameters' order."""
+        return global_norm(gradients)
 
     def _count_skip(self, norm: float) -> None:
         self.skipped_steps += 1

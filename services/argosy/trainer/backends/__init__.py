@@ -1,4 +1,4 @@
-"""How a trainer computes, by name. Megatron joins here as a further line."""
+"""How a trainer computes, by name."""
 
 from collections.abc import Callable
 
@@ -18,6 +18,7 @@ def _ranked(options: TrainerOptions) -> Backend:
 BACKENDS: dict[str, Callable[[TrainerOptions], Backend]] = {
     "single": SingleProcessBackend,
     "fsdp": _ranked,
+    "megatron": _ranked,
 }
 """`TrainerOptions.backend` → what makes it."""
 

@@ -11,17 +11,14 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import psutil
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import FSDPModule
 
-from argosy.modeling.memory import peak_memory_bytes
-from argosy.modeling.microbatch import MicroBatchLimit
 from argosy.trainer import checkpoint
 from argosy.trainer.backends.base import BackendState
 from argosy.trainer.backends.compute import Compute, PolicyCompute, ValueCompute
+from argosy.trainer.backends.data_parallel import DataParallel, MemoryReport
 from argosy.trainer.backends.fitting import check_fit
 from argosy.trainer.backends.fsdp_model import fill, load_on_first_rank, spread, whole
 from argosy.trainer.checkpoint_saver import CheckpointSaver
@@ -29,11 +26,10 @@ from argosy.trainer.optimizer import MasterOptimizer, StepOutcome
 from argosy.trainer.options import TrainerOptions
 from argosy.trainer.parallel.mesh import DATA, SEQUENCE, TENSOR, make_mesh
 from argosy.trainer.parallel.model import ParallelCritic
-from argosy.trainer.ranks.partition import RankPlan, SequenceCost, plan_ranks
+from argosy.trainer.ranks.partition import SequenceCost
 from argosy.trainer.ranks.rendezvous import Rendezvous, join, leave, rank_device
 from argosy.trainer.sharded import local
 from argosy.types.batch import TrajectoryBatch
-from argosy.types.ragged import Ragged
 from argosy.types.records import GlobalNormalizer, LossConfig
 from argosy.weightsync.tensors import find_tied
 
@@ -76,7 +72,13 @@ class FsdpBackend:
         # Saves run beside training, so their collectives need a group of their own.
         self._save_group = None if alone else distributed.new_group(backend="gloo")
         self._saver = CheckpointSaver(self._save_group)
-        self._cost = SequenceCost(int(self._hf_model.config.get_text_config().hidden_size))
+        self._data = DataParallel(
+            self._mesh.get_group(DATA),
+            SequenceCost(int(self._hf_model.config.get_text_config().hidden_size)),
+            speaks=self._mesh.get_local_rank(SEQUENCE) == 0 and self._mesh.get_local_rank(TENSOR) == 0,
+            # The ranks of a sequence group all compute the same loss, and their gradients are summed.
+            loss_share=1.0 / options.parallel.sequence_parallel,
+        )
 
     @property
     def parameter_count(self) -> int:
@@ -89,80 +91,18 @@ class FsdpBackend:
         self, batch: TrajectoryBatch, loss: LossConfig, normalizer: GlobalNormalizer
     ) -> dict[str, float]:
         """This rank's rows; fillers keep it in step with ranks that have more micro-batches (case E1)."""
-        compute = self._compute
-        compute.check(batch, loss)
-        compute.begin()
-        trained = float(batch.ragged("response_mask").values.sum())
-        batch = batch.select(compute.active_rows(batch, loss))
-        computed = float(batch.ragged("response_mask").values.sum())
-        totals: dict[str, float] = {}
-        # The ranks of a sequence group all compute the same loss, and their gradients are summed.
-        share = 1.0 / self._options.parallel.sequence_parallel
-        for rows, weight in self._plan(batch, self._options.update_limit).weighted:
-            found = compute.micro_batch(batch, rows, loss, normalizer, trained / computed, loss_scale=weight * share)
-            for name, value in found.items():
-                totals[name] = totals.get(name, 0.0) + value
-        collected = compute.collected(self._gather_arrays)
-        if self._rank == 0:
-            totals |= collected  # of all ranks' rows, so it is one rank's to tell
-        return totals if self._speaks_for_its_rows else {}
+        return self._data.forward_backward(self._compute, batch, loss, normalizer, self._options.update_limit)
 
     def evaluate(
         self, batch: TrajectoryBatch, columns: Sequence[str], temperature: float, cancelled: Callable[[], bool]
     ) -> TrajectoryBatch:
         """This rank's rows with the columns, in the batch's order."""
-        self._model.check(batch)
-        lengths = batch.ragged("response_ids").lengths
-        filled, empty = np.flatnonzero(lengths), np.flatnonzero(lengths == 0)
-        part = batch.select(filled)  # a row without response would not reach the network, and the others would wait
-        plan = self._plan(part, self._options.log_prob_limit)
-        answer = self._model.evaluate(
-            part,
-            columns,
-            temperature=temperature,
-            limit=self._options.log_prob_limit,
-            cancelled=lambda: self._agreed(cancelled()),
-            plan=plan.micro_batches,
-        )
-        if isinstance(self._model.module, FSDPModule):
-            self._model.module.reshard()  # without a backward it would stay gathered
-        own = answer.select(plan.rows if self._speaks_for_its_rows else [])
-        return _with_empty_rows(batch, own, filled[plan.rows], empty, columns) if self._rank == 0 else own
-
-    def _plan(self, batch: TrajectoryBatch, limit: MicroBatchLimit) -> RankPlan:
-        prompts, responses = batch.ragged("prompt_ids"), batch.ragged("response_ids")
-        ranks = self._options.parallel.data_parallel
-        return plan_ranks(prompts, responses, limit, ranks, self._cost)[self._mesh.get_local_rank(DATA)]
-
-    @property
-    def _speaks_for_its_rows(self) -> bool:
-        """One rank of those that compute the same rows."""
-        return self._mesh.get_local_rank(SEQUENCE) == 0 and self._mesh.get_local_rank(TENSOR) == 0
-
-    def _agreed(self, stop: bool) -> bool:
-        """Whether any rank wants to stop; all of them do then."""
-        if distributed.get_world_size() == 1:
-            return stop
-        flag = torch.tensor([float(stop)])
-        distributed.all_reduce(flag)
-        return bool(flag.item() > 0)
-
-    def _gather_arrays(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The arrays [n] of all data ranks, joined; on each of them."""
-        group = self._mesh.get_group(DATA)
-        size = distributed.get_world_size(group)
-        if size == 1:
-            return array
-        counts = torch.zeros(size, dtype=torch.int64)
-        counts[distributed.get_rank(group)] = len(array)
-        distributed.all_reduce(counts, group=group)
-        padded = torch.zeros(int(counts.max()), dtype=torch.float64)
-        padded[: len(array)] = torch.from_numpy(np.asarray(array, np.float64))
-        found = [torch.empty_like(padded) for _ in range(size)]
-        distributed.all_gather(found, padded, group=group)
-        pieces = [piece[: int(count)].numpy() for piece, count in zip(found, counts, strict=True)]
-        joined: np.ndarray[Any, Any] = np.concatenate(pieces).astype(array.dtype)
-        return joined
+        limit = self._options.log_prob_limit
+        try:
+            return self._data.evaluate(self._model, batch, columns, temperature, limit, cancelled)
+        finally:
+            if isinstance(self._model.module, FSDPModule):
+                self._model.module.reshard()  # without a backward it would stay gathered
 
     def optim_step(self, rate: float) -> StepOutcome:
         """Clip by the norm of all ranks' gradients, step, drop the gradients; the same on every rank."""
@@ -252,13 +192,7 @@ class FsdpBackend:
 
     def memory_metrics(self) -> dict[str, float]:
         """Gigabytes (10⁹) of this rank: now and at its peak, and the GPU's peak where there is one."""
-        found = {
-            "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 1e9,
-            "perf/max_cpu_memory_used_gb": peak_memory_bytes() / 1e9,
-        }
-        if self._device.type == "cuda":
-            found["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated(self._device) / 1e9
-        return found
+        return MemoryReport(self._device).metrics()
 
     def start_save(self, folder: Path, step: int) -> Future[list[str]]:
         """Copy this rank's share now and write it in the background, together with the other ranks."""
@@ -298,21 +232,3 @@ class _Export:
     def save_pretrained(self, folder: str | Path, **settings: Any) -> None:
         """As transformers' method."""
         self._model.save_pretrained(folder, state_dict=self._weights, **settings)
-
-
-def _with_empty_rows(
-    batch: TrajectoryBatch,
-    computed: TrajectoryBatch,
-    rows: np.ndarray[Any, Any],
-    empty: np.ndarray[Any, Any],
-    columns: Sequence[str],
-) -> TrajectoryBatch:
-    """`computed` (the batch's `rows`) and the rows without response, in the batch's order."""
-    order = np.concatenate([rows, empty]).astype(np.int64)
-    places = np.argsort(order)
-    kept = batch.select(order[places])
-    kept = TrajectoryBatch(kept.table.select(["sample_id", "prompt_ids", "response_ids", "response_mask"]))
-    for name in columns:
-        values = [*computed.ragged(name), *[np.zeros(0, np.float32)] * len(empty)]
-        kept = kept.with_column(name, Ragged.from_rows([values[place] for place in places], np.float32))
-    return kept

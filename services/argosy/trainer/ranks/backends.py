@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 RANK_BACKENDS: dict[str, tuple[str, str]] = {
     "fsdp": ("argosy.trainer.backends.fsdp", "FsdpBackend"),
+    "megatron": ("argosy.trainer.backends.megatron.backend", "MegatronBackend"),
 }
 """`TrainerOptions.backend` → module and class, called as (options, rendezvous) on each rank. Imported when used."""
 
