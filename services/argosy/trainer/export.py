@@ -71,7 +71,7 @@ def _export(model: Any, source: str, folder: Path, chat_template: str | None, ma
             shutil.copyfile(path, partial / path.name)
         if chat_template is not None:
             (partial / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
-        names = sorted(path.name for path in partial.iterdir())
+        names = sorted(str(path.relative_to(partial)) for path in partial.rglob("*") if path.is_file())
         for name in names:
             sync_file(partial / name)
         _replace(folder, partial)

@@ -27,6 +27,28 @@ class OptimizerOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraOptions:
+    """A low-rank adapter that trains in place of the weights (`argosy.trainer.lora`)."""
+
+    rank: int
+    """Of the update B·A; 0 takes that of `adapter_path`."""
+    alpha: float = 16
+    """The update is multiplied by alpha/rank. An adapter from `adapter_path` has its own."""
+    target_modules: str | tuple[str, ...] = "all-linear"
+    """Names (or name endings) of linear layers, or a regular expression; "all-linear": all but the output head."""
+    exclude_modules: str | tuple[str, ...] | None = None
+    """Names, or a regular expression, of layers to leave out."""
+    adapter_path: str | None = None
+    """Folder of an adapter, in peft's format, to go on from."""
+    seed: int = 0
+    """Of the first values of A."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 0 or (self.rank == 0 and self.adapter_path is None) or self.alpha <= 0:
+            raise ConfigError(f"LoRA needs lora_rank ≥ 1 and lora_alpha > 0, got {self.rank} and {self.alpha}")
+
+
+@dataclass(frozen=True, slots=True)
 class FsdpOptions:
     """How parameters are sharded over data and sequence ranks (FSDP2)."""
 
@@ -48,6 +70,8 @@ class TrainerOptions:
     """Whose tokenizer goes into an export; None: the model folder's."""
     chat_template: str | None = None
     """Jinja source that goes into an export in place of the tokenizer's own."""
+    lora: LoraOptions | None = None
+    """Train a low-rank adapter; None: all weights."""
     value_head: bool = False
     """Whether it is a critic: one value per token in place of log-probs (`argosy.modeling.value_model`)."""
     backend: str = "single"
@@ -76,6 +100,8 @@ class TrainerOptions:
     fsdp: FsdpOptions = field(default_factory=FsdpOptions)
 
     def __post_init__(self) -> None:
+        if self.lora is not None and self.value_head:
+            raise ConfigError("LoRA of a critic is not there: its value head would not train")
         if self.model.dtype not in ("float32", "float64"):
             raise ConfigError(
                 f"master weights in {self.model.dtype} would lose small updates (case E7); use float32 and set the "

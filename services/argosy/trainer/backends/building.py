@@ -15,6 +15,7 @@ from argosy.modeling.packed_model import PackedModel
 from argosy.modeling.packed_network import PackedNetwork
 from argosy.modeling.value_model import PackedValueModel, load_value_model
 from argosy.trainer.backends.compute import Compute, PolicyCompute, ValueCompute
+from argosy.trainer.lora import LoraAdapter, add_lora
 from argosy.trainer.options import TrainerOptions
 
 
@@ -28,6 +29,8 @@ class BuiltModel:
     """Its packed forward; `evaluate` gives what its kind can compute."""
     compute: Compute
     """Its objective."""
+    adapter: LoraAdapter | None = None
+    """With LoRA: what trains."""
 
 
 def build_model(options: TrainerOptions) -> BuiltModel:
@@ -44,8 +47,9 @@ def build_model(options: TrainerOptions) -> BuiltModel:
 
 def _policy(options: TrainerOptions) -> BuiltModel:
     hf_model = load_causal_lm(options.model)
+    adapter = None if options.lora is None else add_lora(hf_model, options.lora, options.model.path)
     packed = PackedModel(hf_model, compute_dtype=compute_dtype_of(options), chunk_tokens=options.log_prob_chunk_tokens)
-    return BuiltModel(hf_model, packed, PolicyCompute(packed, report_entropy=options.report_entropy))
+    return BuiltModel(hf_model, packed, PolicyCompute(packed, report_entropy=options.report_entropy), adapter)
 
 
 def _critic(options: TrainerOptions) -> BuiltModel:

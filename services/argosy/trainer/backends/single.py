@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from argosy.modeling.memory import peak_memory_bytes
 from argosy.modeling.microbatch import plan_micro_batches
-from argosy.trainer import checkpoint
+from argosy.trainer import checkpoint, lora
 from argosy.trainer.backends.base import BackendState
 from argosy.trainer.backends.building import build_model
 from argosy.trainer.backends.fitting import check_fit
 from argosy.trainer.checkpoint_saver import CheckpointSaver
+from argosy.trainer.lora import BASE_FINGERPRINT, MergedExport
 from argosy.trainer.optimizer import MasterOptimizer, StepOutcome
 from argosy.trainer.options import TrainerOptions
 from argosy.types.batch import TrajectoryBatch
@@ -32,6 +33,7 @@ class SingleProcessBackend:
         self._options = options
         built = build_model(options)
         self._hf_model, self._model, self._compute = built.hf_model, built.packed, built.compute
+        self._adapter = built.adapter
         self._parameters: dict[str, nn.Parameter] = {
             name: parameter for name, parameter in self._hf_model.named_parameters() if parameter.requires_grad
         }
@@ -73,33 +75,48 @@ class SingleProcessBackend:
     ) -> TrajectoryBatch:
         """Columns of the response tokens under the current weights."""
         limit = self._options.log_prob_limit
-        return self._model.evaluate(batch, columns, temperature=temperature, limit=limit, cancelled=cancelled)
+        return lora.evaluate(
+            self._model, self._adapter, batch, columns, temperature=temperature, limit=limit, cancelled=cancelled
+        )
 
     def weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """All weights by Hugging Face name, and the tied names: redundant → owner."""
-        state = {name: tensor.detach() for name, tensor in self._hf_model.state_dict().items()}
-        return state, find_tied(state)
+        """All weights by Hugging Face name, and the tied names: redundant → owner. An adapter is merged."""
+        state = self._hf_state()
+        merged = state if self._adapter is None else self._adapter.merged(state)
+        return merged, find_tied(state)
+
+    def _hf_state(self) -> dict[str, Tensor]:
+        return {name: tensor.detach() for name, tensor in self._hf_model.state_dict().items()}
+
+    def _own_state(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of the model: tied names once; of a model with an adapter, that alone."""
+        state = self._hf_state()
+        if self._adapter is not None:
+            return self._adapter.own(state)
+        tied = find_tied(state)
+        return {name: tensor for name, tensor in state.items() if name not in tied}
 
     def state(self) -> BackendState:
         """For a checkpoint."""
-        weights, tied = self.weights()
         rng = {"cpu": torch.get_rng_state()}
         if self._model.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state(self._model.device)
         return BackendState(
-            model={name: tensor for name, tensor in weights.items() if name not in tied},
+            model=self._own_state(),
             optimizer=self._optimizer.state_tensors(),
             rng=rng,
             counters={
                 "skipped_steps": self._optimizer.skipped_steps,
                 "consecutive_skips": self._optimizer.consecutive_skips,
-            },
+            }
+            | ({} if self._adapter is None else {BASE_FINGERPRINT: self._adapter.base_fingerprint}),
         )
 
     def load_state(self, state: BackendState) -> None:
         """Restore; names and shapes are checked before the first tensor is touched."""
-        weights, tied = self.weights()
-        own = {name: tensor for name, tensor in weights.items() if name not in tied}
+        own = self._own_state()
+        if self._adapter is not None:
+            self._adapter.check_base(state.counters)
         check_fit("model", {name: tuple(tensor.shape) for name, tensor in own.items()}, state.model)
         if state.optimizer:
             check_fit("optimizer", self._optimizer.expected_state(), state.optimizer)
@@ -129,8 +146,10 @@ class SingleProcessBackend:
         self._saver.close()
 
     def model_for_export(self) -> Any:
-        """The transformers model, for `save_pretrained`."""
-        return self._hf_model
+        """The transformers model, for `save_pretrained`; with an adapter, what writes both."""
+        if self._adapter is None:
+            return self._hf_model
+        return MergedExport(self._hf_model, self._adapter, self._hf_state())
 
     def memory_metrics(self) -> dict[str, float]:
         """Gigabytes (10⁹): of this process now and at its peak, and the GPU's peak where there is one."""
