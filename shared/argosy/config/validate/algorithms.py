@@ -161,6 +161,11 @@ def check_overlong(config: Config) -> Iterator[str]:
     if buffer.len is None:
         yield f"{_BUFFER}.len: must be given where the penalty is on: the tokens over which it grows"
         return
+    if "reward_parts" in needs_of(config.algorithm.adv_estimator):
+        yield (
+            f"{_BUFFER}.enable: got true with algorithm.adv_estimator={config.algorithm.adv_estimator}, which sees the "
+            "named parts of the score and nothing else of the reward; set it false, and return the penalty as a part"
+        )
     whole = kwargs.max_resp_len or longest
     if buffer.len > whole:
         yield f"{_BUFFER}.len: got {buffer.len}, more than max_resp_len={whole}; wants ≤ {whole}"
