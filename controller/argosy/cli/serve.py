@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from argosy.config import Config
 
+
+@dataclass(frozen=True)
+class Role:
+    """A service that can be a member of a fleet."""
+
+    what: str
+    module: str
+    """Has its SERVICE."""
+
+
 ROLES = {
-    "rollout": "generates completions",
-    "reward": "scores completions",
-    "reference": "log-probs of the frozen reference model",
-    "trainer": "holds and updates the policy",
+    "rollout": Role("generates completions", "argosy.rollout.__main__"),
+    "reward": Role("scores completions", "argosy.reward.__main__"),
+    "reference": Role("log-probs of the frozen reference model", "argosy.reference.__main__"),
+    "trainer": Role("holds and updates the policy", "argosy.trainer.__main__"),
+    "critic": Role("holds and updates the critic of PPO", "argosy.trainer.critic"),
 }
 
 _RUN_KEYS = ("algorithm.", "data.", "trainer.")
@@ -39,7 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    roles = "; ".join(f"{role}: {what}" for role, what in ROLES.items())
+    roles = "; ".join(f"{name}: {role.what}" for name, role in ROLES.items())
     parser.add_argument("role", choices=list(ROLES), help=roles)
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="configuration keys, Hydra's override grammar"
@@ -70,7 +82,7 @@ def serve(args: argparse.Namespace) -> int:
     if args.member is None:
         args.member = f"{args.role}-{socket.gethostname()}-{secrets.token_hex(3)}"
     # By name: the service's dependencies need not be installed where only the controller runs.
-    service = importlib.import_module(f"argosy.{args.role}.__main__").SERVICE
+    service = importlib.import_module(ROLES[args.role].module).SERVICE
     leave(run(service, config, args))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from argosy.config import Config
 from argosy.controller.ledger import Ledger
 from argosy.membership.interface import Membership
-from argosy.roles.policy import Policy
+from argosy.roles.policy import Critic, Policy
 from argosy.roles.reference import Reference
 from argosy.roles.reward import Reward
 from argosy.roles.rollout import Rollout
@@ -25,6 +25,8 @@ class Services:
     policy: Policy
     reference: Reference | None
     """None when neither use_kl_loss nor use_kl_in_reward asks for it."""
+    critic: Critic | None = None
+    """None unless the advantage estimator reads values."""
 
 
 @dataclass(slots=True)
@@ -46,6 +48,13 @@ class RunContext:
     def deadline_s(self) -> float:
         """Total seconds for one call, all tries included."""
         return self.config.argosy.rpc.deadline_s
+
+    def trainer_step(self, name: str, step: int) -> int:
+        """Where the trainer of a checkpoint's folder ("actor", "critic") is after step `step` of the run.
+
+        The policy isn't updated in the first `trainer.critic_warmup` steps; its schedule begins after them.
+        """
+        return step if name == "critic" else max(0, step - self.config.trainer.critic_warmup)
 
     def mutation(self, *parts: object, expected_step: int | None = None) -> Mutation:
         """A mutation whose request id follows from what it does, so that a repeat after a crash is recognised."""

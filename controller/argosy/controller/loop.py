@@ -42,11 +42,12 @@ from argosy.controller.stages.shaping import shape_rewards
 from argosy.controller.stages.sync import publish_and_sync
 from argosy.controller.stages.update import update_policy
 from argosy.controller.stages.validation import ValidationResult, validate
+from argosy.controller.stages.values import compute_values, update_critic
 from argosy.controller.staleness import StalenessGate
 from argosy.telemetry.traces import span
 from argosy.types.batch import TrajectoryBatch
-from argosy.types.ids import PolicyVersion
-from argosy.types.records import Prompt, Scored
+from argosy.types.ids import PolicyVersion, SampleId
+from argosy.types.records import Prompt, Scored, StepResult
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ class Controller:
         self._saves = CheckpointSaves(
             ctx,
             store,
-            {"actor": ctx.services.policy},
+            {"actor": ctx.services.policy} | ({"critic": ctx.services.critic} if ctx.services.critic else {}),
             background=ctx.config.argosy.trainer.background_save,
             done=observer.checkpointed,
         )
@@ -191,9 +192,7 @@ class Controller:
         batch = add_reward_parts(config, batch, record.outcomes)
         if record.baselines:
             batch = add_baselines(batch, record.baselines)
-        self._stage(step, "ref")
-        with _timed(timing, "ref"), span("stage.log_probs", step=step):
-            batch = await add_log_probs(self.ctx, batch)
+        batch = await self._ask_models(batch, step, timing)
         metrics |= outcome_metrics(outcome for _, outcome in sorted(record.outcomes.items()))
         metrics |= agreement_metrics(batch)
         batch = take_rollout_log_probs(config, batch)
@@ -209,11 +208,44 @@ class Controller:
         metrics |= batch_metrics(batch, record.completions, data.max_response_length, data.max_prompt_length)
         return batch, metrics
 
+    async def _ask_models(self, batch: TrajectoryBatch, step: int, timing: dict[str, float]) -> TrajectoryBatch:
+        """The batch with log-probs and, with a critic, values: by other processes, so at one time."""
+
+        async def log_probs() -> TrajectoryBatch:
+            self._stage(step, "ref")
+            with _timed(timing, "ref"), span("stage.log_probs", step=step):
+                return await add_log_probs(self.ctx, batch)
+
+        async def values() -> Mapping[SampleId, Any]:
+            self._stage(step, "values")
+            with _timed(timing, "values"), span("stage.values", step=step):
+                return await compute_values(self.ctx, batch)
+
+        if self.ctx.services.critic is None:
+            return await log_probs()
+        async with asyncio.TaskGroup() as tasks:
+            asked, valued = tasks.create_task(log_probs()), tasks.create_task(values())
+        return asked.result().with_rows("values", valued.result())
+
     async def _update(self, batch: TrajectoryBatch, step: int, timing: dict[str, float]) -> dict[str, float]:
-        self._stage(step, "update_actor")
-        with _timed(timing, "update_actor"), span("stage.update", step=step):
-            result = await update_policy(self.ctx, batch, step)
-        return dict(result.metrics)
+        """Train the critic, and the policy once the critic is warmed up. Neither reads what the other writes."""
+
+        async def critic() -> StepResult:
+            self._stage(step, "update_critic")
+            with _timed(timing, "update_critic"), span("stage.update_critic", step=step):
+                return await update_critic(self.ctx, batch, step)
+
+        async def policy() -> StepResult:
+            self._stage(step, "update_actor")
+            with _timed(timing, "update_actor"), span("stage.update", step=step):
+                return await update_policy(self.ctx, batch, step)
+
+        updates = [critic] if self.ctx.services.critic is not None else []
+        if step > self.ctx.config.trainer.critic_warmup:
+            updates.append(policy)
+        async with asyncio.TaskGroup() as tasks:
+            results = [tasks.create_task(update()) for update in updates]
+        return {name: value for result in results for name, value in result.result().metrics.items()}
 
     def _account(self, batch: TrajectoryBatch, record: StepRecord, step: int) -> None:
         """Enter what became of every sample of the step."""
@@ -265,7 +297,8 @@ class Controller:
 
     async def _run_out(self, end: NoMoreSteps) -> None:
         """There will be no further step: validate and save what is not yet, then end, or raise the error behind it."""
-        log.warning("the run ends after step %d of at most %d: %s", self.state.step, self._total_steps, end.reason)
+        if end.error is None:
+            log.warning("the run ends after step %d of at most %d: %s", self.state.step, self._total_steps, end.reason)
         if self.state.step > self._first_step:
             frequency = self.ctx.config.trainer.test_freq
             if self._held_out and frequency > 0 and not self._due(frequency):

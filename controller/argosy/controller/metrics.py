@@ -38,6 +38,9 @@ def batch_metrics(
     shown = batch.scalars("shaped_score") if batch.has("shaped_score") else scores
     metrics = spread("critic/score", shown[judged]) | spread("critic/rewards", rewards[judged])
     metrics |= spread("critic/advantages", batch.ragged("advantages").values[trained])
+    for name in ("values", "returns"):
+        if batch.has(name):
+            metrics |= spread(f"critic/{name}", batch.ragged(name).values[trained])
     metrics |= spread("response_length", responses) | spread("prompt_length", prompts)
     cut = [completion.finish_reason is FinishReason.LENGTH for completion in completions.values()]
     aborted = [completion.finish_reason is FinishReason.ABORTED for completion in completions.values()]
@@ -80,7 +83,7 @@ def performance_metrics(
     metrics = {f"timing_s/{name}": seconds for name, seconds in timing.items()}
     for name, seconds in timing.items():
         tokens = generated if name == "gen" else total
-        if tokens and name in ("gen", "ref", "old_log_prob", "adv", "update_actor"):
+        if tokens and name in ("gen", "ref", "old_log_prob", "values", "adv", "update_critic", "update_actor"):
             metrics[f"timing_per_token_ms/{name}"] = 1000 * seconds / tokens
     step = timing["step"]
     memory = psutil.virtual_memory()

@@ -27,6 +27,7 @@ Result = TypeVar("Result")
 
 BUILDERS: dict[str, str] = {
     "trainer": "argosy.trainer.build:build_core",
+    "critic": "argosy.trainer.build:build_critic",
     "rollout": "argosy.rollout.build:build_core",
     "reward": "argosy.reward.build:build_core",
     "reference": "argosy.reference.build:build_core",
@@ -54,6 +55,7 @@ async def open_placement(config: Config, run_dir: Path) -> AsyncIterator[Placeme
 
 @asynccontextmanager
 async def _local(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
+    from argosy.rpc.clients.critic import CriticClient
     from argosy.rpc.clients.policy import PolicyClient
     from argosy.rpc.clients.reference import ReferenceClient
     from argosy.rpc.clients.reward import RewardClient
@@ -68,12 +70,13 @@ async def _local(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
             return client
 
         members = fleet.members
-        references = members.get("reference", ())
+        references, critics = members.get("reference", ()), members.get("critic", ())
         services = Services(
             rollouts={member.member_id: connect(RolloutClient, member) for member in members["rollout"]},
             reward=connect(RewardClient, members["reward"][0]),
             policy=connect(PolicyClient, members["trainer"][0]),
             reference=connect(ReferenceClient, references[0]) if references else None,
+            critic=connect(CriticClient, critics[0]) if critics else None,
         )
         yield Placement(services, fleet.membership, fleet.race)
 
@@ -111,6 +114,7 @@ async def _in_process(config: Config, run_dir: Path) -> AsyncIterator[Placement]
             rollouts={"rollout-0": await build("rollout")},
             reward=await build("reward"),
             reference=await build("reference") if config.needs_reference else None,
+            critic=await build("critic") if config.needs_critic else None,
         )
         membership = MemoryMembership()
         stack.push_async_callback(membership.close)

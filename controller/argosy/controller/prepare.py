@@ -69,10 +69,26 @@ def _held_out(config: Config) -> list[Prompt]:
 
 
 def _with_schedule_length(config: Config, total_steps: int) -> Config:
-    """The learning-rate schedule runs over the whole training unless it was given its own length."""
-    if config.actor_rollout_ref.actor.optim.total_training_steps > 0:
-        return config
-    return config.with_values({"actor_rollout_ref.actor.optim.total_training_steps": total_steps})
+    """Each learning-rate schedule runs over all steps that train its model, unless it was given its own length.
+
+    Raises ConfigError if the critic's warm-up leaves no step to the policy.
+    """
+    warmup = config.trainer.critic_warmup
+    if warmup >= total_steps:
+        raise ConfigError(
+            f"trainer.critic_warmup: got {warmup} in a run of {total_steps} steps: the policy would never be trained"
+        )
+    optims = {
+        "actor_rollout_ref.actor.optim": (config.actor_rollout_ref.actor.optim, total_steps - warmup),
+        "critic.optim": (config.critic.optim, total_steps),
+    }
+    return config.with_values(
+        {
+            f"{path}.total_training_steps": steps
+            for path, (optim, steps) in optims.items()
+            if optim.total_training_steps < 1
+        }
+    )
 
 
 def make_folder(path: Path) -> None:

@@ -2,6 +2,7 @@
 
     global_step_N/
         actor/…               the trainer's files
+        critic/…              the critic's, if there is one
         controller.json       data order, ledger cut, KL controller, lineage
         manifest.json         every file with its size and SHA-256; written last
 
@@ -41,6 +42,11 @@ class Checkpoint:
     def actor(self) -> Path:
         """The trainer's files."""
         return self.path / "actor"
+
+    @property
+    def critic(self) -> Path:
+        """The critic's files; there only if the run had one."""
+        return self.path / "critic"
 
     def state(self) -> dict[str, Any]:
         """What the controller saved."""

@@ -24,6 +24,7 @@ from argosy.controller.recovery import Checkpoint
 from argosy.controller.report import RunReport, compare, held_out, write_report
 from argosy.controller.serving import serve_control
 from argosy.membership.interface import Leadership
+from argosy.roles.policy import Training
 from argosy.telemetry.traces import Tracing
 from argosy.types.errors import ConfigError, FencedError
 
@@ -129,19 +130,38 @@ class Run:
         controller.state.step = checkpoint.step
         controller.state.cut = cut
         controller.state.sampler_state = saved["sampler"]
-        status = await ctx.services.policy.load_checkpoint(
-            str(checkpoint.actor), ctx.mutation("load", checkpoint.step, ctx.term)
-        )
-        if status.step != checkpoint.step:
-            raise ConfigError(f"{checkpoint.path} holds a trainer at step {status.step}, not {checkpoint.step}")
+        await _load(ctx, checkpoint, "actor", ctx.services.policy)
+        if ctx.services.critic is not None:
+            await _load(ctx, checkpoint, "critic", ctx.services.critic)
 
     async def _export(self, ctx: RunContext, controller: Controller) -> str | None:
         if not self._config.argosy.export_hf or self._config.trainer.val_only:
             return None
         path = self._run_dir / "hf"
         step = controller.state.step
-        await ctx.services.policy.export_hf(str(path), ctx.mutation("export", step, expected_step=step))
+        policy_step = ctx.trainer_step("actor", step)
+        await ctx.services.policy.export_hf(str(path), ctx.mutation("export", step, expected_step=policy_step))
+        if ctx.services.critic is not None:
+            critic_path = str(self._run_dir / "hf_critic")
+            await ctx.services.critic.export_hf(critic_path, ctx.mutation("export-critic", step, expected_step=step))
         return str(path)
+
+
+async def _load(ctx: RunContext, checkpoint: Checkpoint, name: str, trainer: Training) -> None:
+    """Restore one trainer. Raises ConfigError if the checkpoint has no such part, or one of another step."""
+    folder = checkpoint.path / name
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{checkpoint.path} holds no {name}: it is of a run without one; choose the same algorithm.adv_estimator, "
+            "or start a new run with another trainer.experiment_name"
+        )
+    status = await trainer.load_checkpoint(str(folder), ctx.mutation("load", name, checkpoint.step, ctx.term))
+    expected = ctx.trainer_step(name, checkpoint.step)
+    if status.step != expected:
+        raise ConfigError(
+            f"{folder} is at training step {status.step}, but step {checkpoint.step} of the run with "
+            f"trainer.critic_warmup={ctx.config.trainer.critic_warmup} means {expected}: was it another warm-up then?"
+        )
 
 
 async def _while_leading(leadership: Leadership, work: Coroutine[Any, Any, None]) -> None:

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 from argosy.config import Config
+from argosy.config.schema import OptimConfig
 from argosy.modeling.determinism import use_repeatable_kernels
 from argosy.modeling.loading import ModelSource
 from argosy.modeling.memory import keep_freed_memory
 from argosy.modeling.microbatch import MicroBatchLimit
 from argosy.trainer.backends import make_backend
 from argosy.trainer.core import Trainer
-from argosy.trainer.options import OptimizerOptions, TrainerOptions
+from argosy.trainer.options import LoraOptions, OptimizerOptions, TrainerOptions
 from argosy.trainer.schedule import Schedule
 from argosy.types.errors import ConfigError
 
 
 def build_core(cfg: Config) -> Trainer:
-    """Load the model and make the optimizer. Blocks for as long as that takes."""
+    """Load the policy and make its optimizer. Blocks for as long as that takes."""
+    return _trainer(cfg, options_from(cfg))
+
+
+def build_critic(cfg: Config) -> Trainer:
+    """Load the critic and make its optimizer. Blocks for as long as that takes."""
+    return _trainer(cfg, critic_options_from(cfg))
+
+
+def _trainer(cfg: Config, options: TrainerOptions) -> Trainer:
     keep_freed_memory()
     if cfg.argosy.deterministic:
         use_repeatable_kernels()
-    return Trainer(options_from(cfg), make_backend)
+    return Trainer(options, make_backend)
 
 
 def options_from(cfg: Config) -> TrainerOptions:
@@ -36,6 +49,7 @@ def options_from(cfg: Config) -> TrainerOptions:
         tokenizer_path=model.tokenizer_path,
         chat_template=model.custom_chat_template,
         compute_dtype=actor.fsdp_config.dtype,
+        lora=_lora(cfg),
         gradient_checkpointing=model.enable_gradient_checkpointing,
         log_prob_chunk_tokens=service.log_prob_chunk_tokens,
         update_limit=MicroBatchLimit.by_verls_rule(
@@ -46,13 +60,7 @@ def options_from(cfg: Config) -> TrainerOptions:
             rollout.log_prob_use_dynamic_bsz,
             rollout.log_prob_max_token_len_per_gpu,
         ),
-        optimizer=OptimizerOptions(
-            schedule=schedule_from(cfg),
-            weight_decay=actor.optim.weight_decay,
-            betas=actor.optim.betas,
-            eps=actor.optim.eps,
-            grad_clip=actor.grad_clip,
-        ),
+        optimizer=_optimizer(cfg, actor.optim, actor.grad_clip),
         report_entropy=actor.calculate_entropy,
         max_shard_size=service.max_shard_size,
         publish_dtype=cfg.argosy.rollout.dtype,
@@ -60,9 +68,69 @@ def options_from(cfg: Config) -> TrainerOptions:
     )
 
 
-def schedule_from(cfg: Config) -> Schedule:
+def critic_options_from(cfg: Config) -> TrainerOptions:
+    """The critic's part of the configuration; what it has no key of its own for is as the trainer's."""
+    critic, service = cfg.full_critic, cfg.argosy.critic
+    dynamic = bool(critic.use_dynamic_bsz)
+    return replace(
+        options_from(cfg),
+        value_head=True,
+        lora=None,
+        model=ModelSource(
+            path=critic.model.path or "",
+            device=service.device,
+            trust_remote_code=bool(critic.model.trust_remote_code),
+            override_config=critic.model.override_config,
+        ),
+        tokenizer_path=critic.model.tokenizer_path,
+        compute_dtype=critic.fsdp_config.dtype,
+        gradient_checkpointing=critic.model.enable_gradient_checkpointing,
+        update_limit=MicroBatchLimit.by_verls_rule(
+            critic.ppo_micro_batch_size_per_gpu, dynamic, critic.ppo_max_token_len_per_gpu
+        ),
+        log_prob_limit=MicroBatchLimit.by_verls_rule(
+            critic.forward_micro_batch_size_per_gpu,
+            dynamic,
+            critic.forward_max_token_len_per_gpu or critic.ppo_max_token_len_per_gpu,
+        ),
+        optimizer=_optimizer(cfg, critic.optim, critic.grad_clip),
+        threads=cfg.argosy.threads_of("critic"),
+    )
+
+
+def _optimizer(cfg: Config, optim: OptimConfig, grad_clip: float) -> OptimizerOptions:
+    return OptimizerOptions(
+        schedule=schedule_from(cfg, optim),
+        weight_decay=optim.weight_decay,
+        betas=optim.betas,
+        eps=optim.eps,
+        grad_clip=grad_clip,
+    )
+
+
+def _lora(cfg: Config) -> LoraOptions | None:
+    model = cfg.actor_rollout_ref.model
+    if not model.uses_lora:
+        return None
+    return LoraOptions(
+        rank=model.lora_rank,
+        alpha=model.lora_alpha,
+        target_modules=_modules(model.target_modules) or "all-linear",
+        exclude_modules=_modules(model.exclude_modules),
+        adapter_path=model.lora_adapter_path,
+        seed=cfg.argosy.seed,
+    )
+
+
+def _modules(names: tuple[str, ...]) -> str | tuple[str, ...] | None:
+    """As peft tells them apart: one text is a regular expression (or "all-linear"), a list has name endings."""
+    if len(names) == 1 and (names[0] == "all-linear" or not re.fullmatch(r"[\w.]+", names[0])):
+        return names[0]
+    return names or None
+
+
+def schedule_from(cfg: Config, optim: OptimConfig) -> Schedule:
     """The schedule. Its length is optim.total_training_steps, else trainer.total_training_steps."""
-    optim = cfg.actor_rollout_ref.actor.optim
     total = optim.total_training_steps if optim.total_training_steps > 0 else cfg.trainer.total_training_steps
     warmup = optim.lr_warmup_steps
     if warmup < 0:

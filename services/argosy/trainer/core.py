@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from argosy.algorithms.values import explained_variance
 from argosy.modeling.value_model import VALUE_COLUMN
 from argosy.trainer.answers import Answers
 from argosy.trainer.backends import Backend
+from argosy.trainer.backends.compute import RETURNS_COLUMN
 from argosy.trainer.computing import Computing
 from argosy.trainer.export import export_hf
 from argosy.trainer.metrics import NO_LOSS, Metrics, combine
@@ -201,11 +204,19 @@ class Trainer:
             part = with_mini_batch_column(batch.select(rows), config.loss, self._log_probs, draw, fresh=fresh)
             shares = self._accumulate(part, config.loss, global_normalizer(part))
             collected.append(shares | self._optimize(shares[f"{self._prefix}/trained_tokens"]))
-        metrics = combine(collected, self._prefix) | self._memory_metrics()
+        metrics = combine(collected, self._prefix) | self._memory_metrics() | self._explained(batch)
         if config.loss.use_kl_loss:
             metrics["actor/kl_coef"] = config.loss.kl_loss_coef
         self._step += 1
         return StepResult(self._step, metrics)
+
+    def _explained(self, batch: TrajectoryBatch) -> Metrics:
+        """How well a critic's values from before the update explain the returns, over the whole batch."""
+        if not (self._options.value_head and batch.has(VALUE_COLUMN)):
+            return {}
+        values, returns = batch.ragged(VALUE_COLUMN).values, batch.ragged(RETURNS_COLUMN).values
+        share = explained_variance(values, returns, batch.ragged("response_mask").values)
+        return {"critic/vf_explained_var": share} if math.isfinite(share) else {}
 
     def _log_probs(self, batch: TrajectoryBatch, temperature: float) -> Ragged:
         return self._backend.evaluate(batch, ["log_probs"], temperature, lambda: False).ragged("log_probs")

@@ -51,6 +51,9 @@ class Context:
     def mutation(self, *parts: object, expected_step: int | None = None) -> Mutation:
         return Mutation("run", 1, "/".join(map(str, parts)), 5.0, expected_step)
 
+    def trainer_step(self, name: str, step: int) -> int:
+        return step
+
 
 @pytest.fixture
 async def trainer() -> SlowTrainer:

@@ -34,7 +34,9 @@ _Result = TypeVar("_Result")
 _DEATH_NOTICE_S = 1.0
 
 # Children of a higher stage are drained first: who asks others goes before who answers; etcd (0) is the last.
-_STAGES: Mapping[str, int] = {"rollout": 2, "reward": 1, "reference": 1, "trainer": 1}
+_STAGES: Mapping[str, int] = {"rollout": 2, "reward": 1, "reference": 1, "critic": 1, "trainer": 1}
+_MODULES: Mapping[str, str] = {"critic": "argosy.trainer.critic"}
+"""Of roles that aren't served by `argosy.<role>`: a critic is a trainer with a value head."""
 
 
 class LocalFleet:
@@ -45,7 +47,7 @@ class LocalFleet:
             await fleet.race(train(fleet.membership, fleet.members))
 
     `counts` says how many servers of each role to start (default: `services_of(cfg)`). A role's module may be given
-    in `modules`, else it is `argosy.<role>`.
+    in `modules`, else it is `module_of(role)`.
     """
 
     def __init__(
@@ -141,7 +143,7 @@ class LocalFleet:
                 member_id = f"{role}-{number}"
                 incarnations[member_id] = secrets.token_hex(8)
                 argv = [
-                    sys.executable, "-m", self._modules.get(role, f"argosy.{role}"),
+                    sys.executable, "-m", self._modules.get(role, module_of(role)),
                     "--config", str(config_path), "--member", member_id, "--incarnation", incarnations[member_id],
                 ]  # fmt: skip
                 await supervisor.start(ChildSpec(member_id, argv, stage=_STAGES.get(role, 1)))
@@ -168,11 +170,21 @@ def _failure_of(task: asyncio.Future[Any]) -> BaseException | None:
     return task.exception() if task.done() and not task.cancelled() else None
 
 
+def module_of(role: str) -> str:
+    """The program that serves a role, as `python -m` takes it."""
+    return _MODULES.get(role, f"argosy.{role}")
+
+
 def services_of(cfg: Config) -> dict[str, int]:
-    """How many servers of each role this configuration needs; a reference only where a KL term reads it."""
+    """How many servers of each role this configuration needs.
+
+    A reference only where a KL term reads it, a critic only where the advantages read its values.
+    """
     counts = {"trainer": 1, "reward": 1, "rollout": 1}
     if cfg.needs_reference:
         counts["reference"] = 1
+    if cfg.needs_critic:
+        counts["critic"] = 1
     return counts
 
 

@@ -68,7 +68,8 @@ class CheckpointSaves:
         with span("stage.save", step=step):
             working = self._store.begin(step, self._trainers)
             for name, trainer in self._trainers.items():
-                mutation = self._ctx.mutation("save", name, step, expected_step=step)
+                expected = self._ctx.trainer_step(name, step)
+                mutation = self._ctx.mutation("save", name, step, expected_step=expected)
                 await trainer.save_checkpoint(str(working / name), mutation, background=self._background)
             self._task = asyncio.create_task(self._finish(step, working, state), name=f"save step {step}")
             if not self._background:

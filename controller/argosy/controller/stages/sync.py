@@ -22,9 +22,8 @@ async def publish_and_sync(ctx: RunContext, rollout: RolloutStage, step: int) ->
     A server that fails keeps its old version and is out of use until a later sync to it succeeds. Raises
     UnavailableError when no server took the version.
     """
-    manifest = await ctx.services.policy.publish_weights(
-        ctx.lineage, step, ctx.mutation("publish", step, expected_step=step)
-    )
+    mutation = ctx.mutation("publish", step, expected_step=ctx.trainer_step("actor", step))
+    manifest = await ctx.services.policy.publish_weights(ctx.lineage, step, mutation)
     sync_id = f"{ctx.lineage}-{step}"
     members = sorted(ctx.services.rollouts)
     results = await asyncio.gather(

@@ -54,9 +54,9 @@ def update_config(config: Config) -> UpdateConfig:
 
 
 async def update_policy(ctx: RunContext, batch: TrajectoryBatch, step: int) -> StepResult:
-    """Train on the batch: the trainer goes from step - 1 to `step`, exactly once whatever is retried."""
+    """Train on the batch: the trainer goes one step on, exactly once whatever is retried."""
     wanted = ["sample_id", "prompt_ids", "response_ids", "response_mask", "rollout_log_probs", "advantages"]
     wanted += [name for name in ("old_log_probs", "ref_log_probs", "rollout_is_weights") if batch.has(name)]
     sent = TrajectoryBatch(batch.table.select(wanted))
-    mutation = ctx.mutation("update", step, expected_step=step - 1)
+    mutation = ctx.mutation("update", step, expected_step=ctx.trainer_step("actor", step) - 1)
     return await ctx.services.policy.update(sent, update_config(ctx.config), mutation)

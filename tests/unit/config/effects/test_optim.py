@@ -8,7 +8,7 @@ from torch import nn
 
 from argosy.config import Config, load
 from argosy.controller.prepare import PreparedRun
-from argosy.trainer.build import options_from, schedule_from
+from argosy.trainer.build import options_from
 from argosy.trainer.optimizer import MasterOptimizer
 
 BASE = Config().with_values({
@@ -30,7 +30,8 @@ def weight_after(config: Config, *gradients: float) -> float:
 
 def rates(config: Config) -> list[float]:
     """Learning rates of steps 0 to 10."""
-    return [round(schedule_from(config).rate(step), 4) for step in range(11)]
+    schedule = options_from(config).optimizer.schedule
+    return [round(schedule.rate(step), 4) for step in range(11)]
 
 
 def test_lr() -> None:
