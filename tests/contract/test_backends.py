@@ -24,6 +24,7 @@ from argosy.trainer.backends.base import BackendState
 from argosy.trainer.computing import Closable
 from argosy.trainer.objective import global_normalizer
 from argosy.trainer.options import OptimizerOptions, TrainerOptions
+from argosy.trainer.parallel.mesh import ParallelOptions
 from argosy.trainer.ranks.backend import with_ranks
 from argosy.trainer.schedule import Schedule
 from argosy.types.batch import TrajectoryBatch
@@ -46,6 +47,10 @@ FORMS: dict[str, Callable[[TrainerOptions], TrainerOptions]] = {
     "fsdp-2": lambda options: with_ranks(options, "fsdp", 2),
     "fsdp-2-checkpointed": lambda options: dataclasses.replace(
         with_ranks(options, "fsdp", 2), gradient_checkpointing=True
+    ),
+    "megatron-1": lambda options: with_ranks(options, "megatron", 1),
+    "megatron-2-tensor": lambda options: dataclasses.replace(
+        options, backend="megatron", parallel=ParallelOptions(world_size=2, tensor_parallel=2)
     ),
 }
 

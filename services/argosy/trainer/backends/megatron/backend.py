@@ -6,6 +6,7 @@ by any other, and the other way round.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -84,7 +85,7 @@ class MegatronBackend:
     @property
     def parameter_count(self) -> int:
         """Trained parameters of all ranks; tied ones once."""
-        return sum(parameter.numel() for parameter in self._shell.parameters())
+        return sum(math.prod(shape) for shape in self._shapes().values())
 
     def forward_backward(
         self, batch: TrajectoryBatch, loss: LossConfig, normalizer: GlobalNormalizer
@@ -160,21 +161,36 @@ class MegatronBackend:
 
     def check_state(self, state: BackendState) -> None:
         """Refuse a state of another model, naming the tensors (case H5)."""
+        check_fit("model", self._shapes(), state.model)
+        if state.optimizer:
+            check_fit("optimizer", self._moment_shapes(), state.optimizer)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
         own = {name: tuple(tensor.shape) for name, tensor in self._shell.state_dict().items()}
         if self._shell.config.tie_word_embeddings:
             own.pop("lm_head.weight", None)
-        check_fit("model", own, state.model)
-        if state.optimizer:
-            expected = {
-                f"{key}/{name}": () if key == "step" else shape for name, shape in own.items() for key in STATE_KEYS
-            }
-            check_fit("optimizer", expected, state.optimizer)
+        return own
+
+    def _moment_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {
+            f"{key}/{name}": () if key == "step" else shape
+            for name, shape in self._shapes().items()
+            for key in STATE_KEYS
+        }
 
     def load_state(self, state: BackendState) -> None:
         """Restore from rank 0's whole state; elsewhere `state` is empty."""
-        if distributed.get_world_size() > 1:
-            raise ConfigError("the megatron backend restores from a checkpoint folder, on every rank at once")
-        self._restore(state)
+        if distributed.get_world_size() == 1:
+            self._restore(state)
+            return
+        numbers = torch.tensor([bool(state.optimizer), *(state.counters.get(name, 0) for name in _COUNTERS)])
+        distributed.broadcast(numbers, 0)
+        has_moments, *counts = (int(number) for number in numbers)
+        model = {name: _from_first(state.model.get(name), shape) for name, shape in self._shapes().items()}
+        moments = self._moment_shapes() if has_moments else {}
+        optimizer = {name: _from_first(state.optimizer.get(name), shape) for name, shape in moments.items()}
+        rng = state.rng or {"cpu": torch.get_rng_state()}
+        self._restore(BackendState(model, optimizer, rng, dict(zip(_COUNTERS, counts, strict=True))))
 
     def _restore(self, state: BackendState) -> None:
         self.check_state(state)
@@ -236,6 +252,13 @@ class MegatronBackend:
 
         parallel_state.destroy_model_parallel()
         leave()
+
+
+def _from_first(tensor: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    """Rank 0's float32 tensor, on every rank. A collective."""
+    full = torch.empty(shape) if tensor is None else tensor.detach().clone().contiguous()
+    distributed.broadcast(full, 0)
+    return full
 
 
 class _TensorParallelOptimizer(MasterOptimizer):
