@@ -75,6 +75,7 @@ def critic_options_from(cfg: Config) -> TrainerOptions:
     return replace(
         options_from(cfg),
         value_head=True,
+        lora=None,  # the policy's; a critic trains all its weights
         lora=None,
         model=ModelSource(
             path=critic.model.path or "",

@@ -10,7 +10,11 @@ from argosy.controller.context import RunContext
 from argosy.types.batch import TrajectoryBatch
 
 _INPUTS = ("sample_id", "prompt_ids", "response_ids", "response_mask")
-_OF_THE_POLICY = {"log_probs": "old_log_probs", "sum_pi_squared": "sum_pi_squared"}
+_OF_THE_POLICY = {
+    "log_probs": "old_log_probs",
+    "sum_pi_squared": "sum_pi_squared",
+    "base_log_probs": "ref_log_probs",
+}
 _OF_THE_REFERENCE = {"log_probs": "ref_log_probs"}
 
 
@@ -37,10 +41,16 @@ def needs_old_log_probs(config: Config) -> bool:
 
 
 def policy_columns(config: Config) -> list[str]:
-    """What the trainer is asked for before the update; may be nothing."""
-    if not needs_old_log_probs(config):
-        return []
-    return ["log_probs", *({"sum_pi_squared"} & estimator_needs(config))]
+    """What the trainer is asked for before the update; may be nothing.
+
+    With LoRA it stands for the reference too: its model without the adapter is the start model.
+    """
+    columns = []
+    if needs_old_log_probs(config):
+        columns += ["log_probs", *({"sum_pi_squared"} & estimator_needs(config))]
+    if config.needs_ref_log_probs and config.actor_rollout_ref.model.uses_lora:
+        columns.append("base_log_probs")
+    return columns
 
 
 async def add_log_probs(ctx: RunContext, batch: TrajectoryBatch) -> TrajectoryBatch:

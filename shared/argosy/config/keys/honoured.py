@@ -42,6 +42,11 @@ HONOURED: dict[str, Honoured] = {
     f"{_MODEL}.custom_chat_template": Honoured("The template that turns messages into tokens."),
     f"{_MODEL}.override_config": Honoured("Fields of the model's config."),
     f"{_MODEL}.trust_remote_code": Honoured("Whether the model's own code may run."),
+    f"{_MODEL}.lora_rank": Honoured("How many numbers of each layer train; 0: all of them."),
+    f"{_MODEL}.lora_alpha": Honoured("How strongly the adapter acts."),
+    f"{_MODEL}.target_modules": Honoured("Which layers get an adapter."),
+    f"{_MODEL}.exclude_modules": Honoured("Which of them don't."),
+    f"{_MODEL}.lora_adapter_path": Honoured("The adapter that training starts from."),
     f"{_MODEL}.enable_gradient_checkpointing": Honoured("Memory against time in the backward pass; the result stays."),
     # actor
     f"{_ACTOR}.ppo_mini_batch_size": Honoured("Optimizer steps per training step."),

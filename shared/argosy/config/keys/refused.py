@@ -10,7 +10,7 @@ from argosy.config.keys.entry import Refused
 _MODEL, _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{name}" for name in ("model", "actor", "rollout", "ref"))
 
 _RANKS = "the trainer is one process until the multi-rank backends arrive; leave it out"
-_LORA = "LoRA is not there yet; leave it out to train all weights"
+_LORA = "set model.lora_rank, lora_alpha, target_modules and exclude_modules"
 _IMAGES = "models here read text only; leave it out"
 _ALGORITHM = "arrives with the algorithm families; leave it out"
 _AGENT = "responses are single-turn until agent loops arrive; leave it out"
@@ -31,12 +31,10 @@ REFUSED: dict[str, Refused] = {
     "data.max_length": Refused(f"{_OLD}; set data.max_prompt_length and data.max_response_length"),
     "data.batch_size": Refused(f"{_OLD}; set data.train_batch_size"),
     # model
-    f"{_MODEL}.lora_rank": Refused(_LORA, neutral=(0, None)),
-    f"{_MODEL}.lora_alpha": Refused(_LORA),
-    f"{_MODEL}.target_modules": Refused(_LORA),
-    f"{_MODEL}.target_parameters": Refused(_LORA, neutral=(None,)),
-    f"{_MODEL}.exclude_modules": Refused(_LORA, neutral=(None,)),
-    f"{_MODEL}.lora_adapter_path": Refused(_LORA, neutral=(None,)),
+    f"{_MODEL}.target_parameters": Refused("only layers get adapters; set target_modules", neutral=(None,)),
+    f"{_MODEL}.lora.merge": Refused(
+        "the engines here take merged weights, not an adapter beside them", neutral=(True,)
+    ),
     f"{_MODEL}.lora.*": Refused(_LORA),
     f"{_MODEL}.external_lib": Refused("importing other modules at the start is not there yet", neutral=(None,)),
     f"{_MODEL}.hf_config_path": Refused(

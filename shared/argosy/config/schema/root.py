@@ -65,9 +65,14 @@ class Config:
         return Path(named or f"checkpoints/{self.trainer.project_name}/{self.trainer.experiment_name}").expanduser()
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether the reference service runs at all."""
+    def needs_ref_log_probs(self) -> bool:
+        """Whether a KL term compares with the start model."""
         return self.actor_rollout_ref.actor.use_kl_loss or self.algorithm.use_kl_in_reward
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the reference service runs at all: with LoRA the trainer itself still has the start model."""
+        return self.needs_ref_log_probs and not self.actor_rollout_ref.model.uses_lora
 
     @property
     def needs_critic(self) -> bool:

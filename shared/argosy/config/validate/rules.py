@@ -18,11 +18,9 @@ _TRAINED = (_ACTOR, "critic")
 _SHAPES = ("constant", "linear", "cosine", "wsd")
 _SERVICES = ("rollout", "trainer", "critic", "reference", "reward")
 _DTYPES = ("float32", "bfloat16")
+_KL_TYPES = (*KL, *(f"{name}+" for name in KL))
 LOSS_TYPES = ("ppo_clip", "reinforce")
 """Of rollout correction's bypass mode; the first is the default."""
-
-
-_KL_TYPES = (*KL, *(f"{name}+" for name in KL))
 
 
 @dataclass(frozen=True)
@@ -85,6 +83,8 @@ RANGES: dict[str, Range] = {
     f"{_ACTOR}.ppo_micro_batch_size_per_gpu": COUNT,
     f"{_ACTOR}.ppo_max_token_len_per_gpu": COUNT,
     f"{_ACTOR}.ppo_epochs": COUNT,
+    "actor_rollout_ref.model.lora_rank": NOT_NEGATIVE,
+    "actor_rollout_ref.model.lora_alpha": POSITIVE,
     f"{_ACTOR}.data_loader_seed": NOT_NEGATIVE,
     f"{_ACTOR}.clip_ratio": Range(0, 1, low_open=True),
     f"{_ACTOR}.clip_ratio_low": Range(0, 1, low_open=True),

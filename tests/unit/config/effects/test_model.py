@@ -94,3 +94,56 @@ async def test_enable_gradient_checkpointing(job: Config, cores: Cores) -> None:
     for value in (True, False):
         changed = job.with_values({"actor_rollout_ref.model.enable_gradient_checkpointing": value})
         assert model_of("trainer", cores("trainer", changed)).is_gradient_checkpointing is value
+
+
+def with_lora(job: Config, **values: Any) -> Config:
+    return job.with_values({"actor_rollout_ref.model.lora_rank": 2} | values)
+
+
+def adapter_of(cores: Cores, config: Config) -> dict[str, torch.Tensor]:
+    return dict(cores("trainer", config)._backend.state().model)
+
+
+def adapted(cores: Cores, config: Config) -> set[str]:
+    return {name.split(".lora_")[0].rsplit(".", 1)[1] for name in adapter_of(cores, config)}
+
+
+def test_lora_rank(job: Config, cores: Cores) -> None:
+    """An adapter of that rank trains, and no reference is started for a KL."""
+    changed = job.with_values({"actor_rollout_ref.model.lora_rank": 3, "actor_rollout_ref.actor.use_kl_loss": True})
+    ranks = {tensor.shape[0] for name, tensor in adapter_of(cores, changed).items() if "lora_A" in name}
+    assert (ranks, changed.needs_reference, changed.needs_ref_log_probs) == ({3}, False, True)
+
+
+def test_lora_alpha(job: Config, cores: Cores) -> None:
+    """The update is multiplied by alpha / rank."""
+    changed = with_lora(job, **{"actor_rollout_ref.model.lora_alpha": 64})
+    scales = {
+        tuple(cores("trainer", config)._backend._adapter._scaling.values()) for config in (with_lora(job), changed)
+    }
+    assert {scale for found in scales for scale in found} == {8.0, 32.0}
+
+
+def test_target_modules(job: Config, cores: Cores) -> None:
+    changed = with_lora(job, **{"actor_rollout_ref.model.target_modules": ["q_proj", "v_proj"]})
+    assert adapted(cores, changed) == {"q_proj", "v_proj"}
+    assert {"q_proj", "gate_proj"} < adapted(cores, with_lora(job))
+    pattern = with_lora(job, **{"actor_rollout_ref.model.target_modules": r".*self_attn\.[kv]_proj"})
+    assert adapted(cores, pattern) == {"k_proj", "v_proj"}
+
+
+def test_exclude_modules(job: Config, cores: Cores) -> None:
+    changed = with_lora(job, **{"actor_rollout_ref.model.exclude_modules": "down_proj"})
+    assert adapted(cores, with_lora(job)) - adapted(cores, changed) == {"down_proj"}
+
+
+async def test_lora_adapter_path(job: Config, cores: Cores, tmp_path: Path) -> None:
+    """Its values are those that training starts from."""
+    first = cores("trainer", job.with_values({"actor_rollout_ref.model.lora_rank": 2}))
+    await first.export_hf(str(tmp_path / "hf"), mutation())
+    again = job.with_values(
+        {"argosy.seed": 9, "actor_rollout_ref.model.lora_adapter_path": str(tmp_path / "hf/adapter")}
+    )
+    expected, found = dict(first._backend.state().model), adapter_of(cores, again)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in found)
