@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
-from argosy.roles.policy import Policy
+from argosy.roles.policy import Critic, Policy
 from argosy.roles.reference import Reference
 from argosy.roles.reward import Reward
 from argosy.roles.rollout import Rollout
 from argosy.roles.weights import WeightSource
 from argosy.rpc import weights_service
+from argosy.rpc.clients.critic import CriticClient
 from argosy.rpc.clients.policy import PolicyClient
 from argosy.rpc.clients.reference import ReferenceClient
 from argosy.rpc.clients.reward import RewardClient
@@ -26,7 +27,7 @@ from argosy.types.ids import SampleId
 from argosy.types.records import Completion, GenerateRequest, Mutation, RolloutStatus, SamplingParams
 
 MakeRollout = Callable[..., Any]
-Client = TypeVar("Client", RolloutClient, PolicyClient, ReferenceClient, RewardClient, GrpcWeightSource)
+Client = TypeVar("Client", RolloutClient, PolicyClient, CriticClient, ReferenceClient, RewardClient, GrpcWeightSource)
 
 RUN = "run-1"
 DEADLINE_S = 60.0
@@ -88,6 +89,15 @@ class Form:
             return core  # type: ignore[no-any-return]
         address = await self.serve(lambda server, gate: add_to_server(core, server, gate))
         return await self._closed_later(PolicyClient(address))
+
+    async def critic(self, core: Any) -> Critic:
+        from argosy.trainer.service import add_to_server
+
+        if not self.remote:
+            return core  # type: ignore[no-any-return]
+        return await self._closed_later(
+            CriticClient(await self.serve(lambda server, gate: add_to_server(core, server, gate)))
+        )
 
     async def reference(self, core: Any) -> Reference:
         from argosy.reference.service import add_to_server
