@@ -23,6 +23,10 @@ from argosy.types.errors import ArgosyError
 from argosy.types.records import GlobalNormalizer, LossConfig
 
 R = TypeVar("R")
+
+_IMPORT_S = 120.0
+"""For a rank's process to start and import PyTorch, on a busy machine with a cold disk."""
+
 MakeRankBackend = Callable[[TrainerOptions, Rendezvous], RankBackend]
 
 
@@ -56,7 +60,7 @@ class RankedBackend:
                 for meeting in meetings[1:]
             ]
             # First all ranks import what they need: from then on they start in step, and none waits in the dark.
-            self._group.call("import", {}, None, lambda: None, hello=hello)
+            self._group.call("import", {}, None, lambda: None, hello=hello, patience_s=_IMPORT_S)
             local, _ = self._group.call("start", {}, None, lambda: make(options, meetings[0]))
         except BaseException:
             self.close()

@@ -7,7 +7,6 @@ backend; ranks 1, 2, … by `COMMANDS`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,18 +32,6 @@ class RankBackend(Backend, Protocol):
 
     def check_state(self, state: BackendState) -> None:
         """On rank 0, before `load_state`: refuse a state that doesn't fit. Raises InvalidInputError."""
-        ...
-
-    def start_save(self, folder: Path, step: int) -> Future[list[str]]:
-        """Save this rank's share of a checkpoint in the background; the files' relative names."""
-        ...
-
-    def load_checkpoint(self, folder: Path) -> int:
-        """Restore from a checkpoint of any number of ranks, all or nothing; returns its step."""
-        ...
-
-    def close(self) -> None:
-        """Leave the process group."""
         ...
 
 

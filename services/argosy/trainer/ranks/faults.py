@@ -12,6 +12,7 @@ from typing import Any
 from argosy.types import errors
 from argosy.types.errors import ArgosyError, InternalError
 
+_COLLECTIVES = "/torch/distributed/"
 _TAIL_LINES = 12
 _TAIL_CHARACTERS = 2000
 _CONSEQUENT_SIGNALS = (signal.SIGABRT,)
@@ -33,6 +34,8 @@ class Fault:
     died: bool = False
     by_signal: int = 0
     """That killed it."""
+    in_collective: bool = False
+    """Raised where ranks meet: most likely for want of another rank."""
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -45,6 +48,7 @@ class Fault:
             kind=type(error).__name__,
             message=error.message if isinstance(error, ArgosyError) else str(error),
             tail="\n".join(lines[-_TAIL_LINES:])[-_TAIL_CHARACTERS:],
+            in_collective=_is_in_collective(error),
             metadata=error.metadata if isinstance(error, ArgosyError) else {},
         )
 
@@ -86,11 +90,24 @@ class Fault:
 def first_cause(faults: Sequence[Fault]) -> Fault:
     """The fault that the others followed from.
 
-    A rank that was killed tells nobody, so its peers' broken connections may be noticed before its end: a death by a
-    signal comes first. Among the others it is the earliest.
+    A rank that is gone tells nobody, and one that raises may leave its group before it tells, so the others' broken
+    connections can be noticed earlier than their cause. So a death by a signal comes first, then what wasn't raised in
+    a collective; among equals the earliest.
     """
-    killed = [fault for fault in faults if fault.by_signal and fault.by_signal not in _CONSEQUENT_SIGNALS]
-    return min(killed or faults, key=lambda fault: fault.time)
+    return min(faults, key=lambda fault: (_consequence(fault), fault.time))
+
+
+def _consequence(fault: Fault) -> int:
+    """0: surely a cause; 2: most likely not."""
+    if fault.by_signal and fault.by_signal not in _CONSEQUENT_SIGNALS:
+        return 0
+    return 2 if fault.in_collective or fault.by_signal else 1
+
+
+def _is_in_collective(error: BaseException) -> bool:
+    """Whether the innermost call was one of torch.distributed's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and _COLLECTIVES in frames[-1].filename.replace("\\", "/")
 
 
 def _signal_name(number: int) -> str:

@@ -91,6 +91,7 @@ class RankGroup:
         local: Callable[[], R],
         *,
         hello: Sequence[Mapping[str, Any]] = (),
+        patience_s: float | None = None,
     ) -> tuple[R, list[Answer]]:
         """Let all ranks do a command, rank 0 by `local`; returns its result and the answers of ranks 1, 2, …
 
@@ -100,6 +101,7 @@ class RankGroup:
             batch: Goes to every rank.
             local: What rank 0 does meanwhile, in this thread.
             hello: Instead of a command, the first message to each rank.
+            patience_s: How long the others may take after rank 0; None: as long as a collective.
 
         Raises the error that every rank raised alike; or the first fault (also of later calls: UnavailableError).
         """
@@ -119,7 +121,7 @@ class RankGroup:
             result = local()
         except BaseException as raised:  # noqa: BLE001 - the others must learn of it, whatever it is
             error = raised
-        self._settle(error)
+        self._settle(error, self._timeout_s if patience_s is None else patience_s)
         if error is not None:
             raise error
         answers = [self._answers[rank.rank] for rank in self._ranks]
@@ -145,7 +147,7 @@ class RankGroup:
 
     # Rank 0's thread
 
-    def _settle(self, error: BaseException | None) -> None:
+    def _settle(self, error: BaseException | None, patience_s: float) -> None:
         """Wait until every rank has reported. Returns if all are still in step."""
         with self._changed:
             if error is None:
@@ -153,10 +155,10 @@ class RankGroup:
             else:
                 self._faults.append(Fault.raised(0, error))
                 self._wake()
-            end = time.monotonic() + self._timeout_s
+            end = time.monotonic() + patience_s
             while not self.failure.done() and self._silent():
                 if not self._changed.wait(max(0.0, end - time.monotonic())) and time.monotonic() >= end:
-                    late = DeadlineError(f"no answer within {self._timeout_s:g} s of rank 0's")
+                    late = DeadlineError(f"no answer within {patience_s:g} s of rank 0's")
                     self._faults += [Fault.raised(rank, late) for rank in self._silent()]
                     self._wake()
             if not self.failure.done() and self._in_step():
