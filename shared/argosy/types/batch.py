@@ -36,6 +36,8 @@ class TrajectoryBatch:
     | advantages         | list<float32>   |                                                                     |
     | token_rewards      | list<float32>   | score on the last response token, KL-in-reward subtracted           |
     | values, returns    | list<float32>   | the critic's                                                        |
+    | rollout_is_weights | list<float32>   | multiply the policy loss of each token: rollout correction          |
+    | mini_batch_column  | list<float32>   | what a loss must know of the whole mini-batch (losses/mini_batch.py) |
     | score              | float64         | the outcome's score; NaN when abstained or failed                   |
 
     Ragged per-token columns (all but prompt_ids) have response_ids' lengths.
