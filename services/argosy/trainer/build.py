@@ -13,7 +13,8 @@ from argosy.modeling.memory import keep_freed_memory
 from argosy.modeling.microbatch import MicroBatchLimit
 from argosy.trainer.backends import make_backend
 from argosy.trainer.core import Trainer
-from argosy.trainer.options import LoraOptions, OptimizerOptions, TrainerOptions
+from argosy.trainer.options import LoraOptions, OffloadOptions, OptimizerOptions, TrainerOptions
+from argosy.trainer.parallel.mesh import ParallelOptions
 from argosy.trainer.schedule import Schedule
 from argosy.types.errors import ConfigError
 
@@ -63,6 +64,15 @@ def options_from(cfg: Config) -> TrainerOptions:
         optimizer=_optimizer(cfg, actor.optim, actor.grad_clip),
         report_entropy=actor.calculate_entropy,
         max_shard_size=service.max_shard_size,
+        offload=OffloadOptions(
+            actor.fsdp_config.param_offload, actor.fsdp_config.optimizer_offload, model.enable_activation_offload
+        ),
+        compile_layers=actor.use_torch_compile,
+        parallel=ParallelOptions(
+            world_size=cfg.trainer.n_gpus_per_node,
+            tensor_parallel=service.tensor_parallel_size,
+            sequence_parallel=actor.ulysses_sequence_parallel_size,
+        ),
         publish_dtype=cfg.argosy.rollout.dtype,
         threads=cfg.argosy.threads_of("trainer"),
     )
@@ -72,11 +82,12 @@ def critic_options_from(cfg: Config) -> TrainerOptions:
     """The critic's part of the configuration; what it has no key of its own for is as the trainer's."""
     critic, service = cfg.full_critic, cfg.argosy.critic
     dynamic = bool(critic.use_dynamic_bsz)
+    policy = options_from(cfg)
     return replace(
-        options_from(cfg),
+        policy,
+        parallel=replace(policy.parallel, sequence_parallel=critic.ulysses_sequence_parallel_size or 1),
         value_head=True,
         lora=None,  # the policy's; a critic trains all its weights
-        lora=None,
         model=ModelSource(
             path=critic.model.path or "",
             device=service.device,
@@ -86,6 +97,11 @@ def critic_options_from(cfg: Config) -> TrainerOptions:
         tokenizer_path=critic.model.tokenizer_path,
         compute_dtype=critic.fsdp_config.dtype,
         gradient_checkpointing=critic.model.enable_gradient_checkpointing,
+        offload=OffloadOptions(
+            critic.fsdp_config.param_offload,
+            critic.fsdp_config.optimizer_offload,
+            critic.model.enable_activation_offload,
+        ),
         update_limit=MicroBatchLimit.by_verls_rule(
             critic.ppo_micro_batch_size_per_gpu, dynamic, critic.ppo_max_token_len_per_gpu
         ),
