@@ -41,6 +41,11 @@ CLIP = 1.0
 BETA = 0.9
 """AdamW's first moment after one step is (1 - BETA) times the clipped gradient: how the suite reads gradients."""
 
+
+def parallel(options: TrainerOptions, ranks: ParallelOptions) -> TrainerOptions:
+    return dataclasses.replace(options, backend="fsdp", parallel=ranks)
+
+
 FORMS: dict[str, Callable[[TrainerOptions], TrainerOptions]] = {
     "single": lambda options: options,
     "fsdp-1": lambda options: with_ranks(options, "fsdp", 1),
@@ -48,6 +53,9 @@ FORMS: dict[str, Callable[[TrainerOptions], TrainerOptions]] = {
     "fsdp-2-checkpointed": lambda options: dataclasses.replace(
         with_ranks(options, "fsdp", 2), gradient_checkpointing=True
     ),
+    "fsdp-2-tensor": lambda options: parallel(options, ParallelOptions(2, tensor_parallel=2)),
+    "fsdp-2-sequence": lambda options: parallel(options, ParallelOptions(2, sequence_parallel=2)),
+    "fsdp-4-both": lambda options: parallel(options, ParallelOptions(4, tensor_parallel=2)),
     "megatron-1": lambda options: with_ranks(options, "megatron", 1),
     "megatron-2-tensor": lambda options: dataclasses.replace(
         options, backend="megatron", parallel=ParallelOptions(world_size=2, tensor_parallel=2)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from argosy.modeling.loading import ModelSource, load_causal_lm
 from argosy.modeling.packed_model import PackedModel
+from argosy.modeling.packing import PackedBatch, pack
 from argosy.modeling.value_model import PackedValueModel, ValueModel, load_value_model
 from argosy.trainer.backends.compute import Compute, PolicyCompute, ValueCompute
 from argosy.trainer.objective import global_normalizer
@@ -94,19 +95,41 @@ def single_pass(folder: Path, loss: LossConfig) -> Outcome:
     return _outcome(model, compute, batch, list(range(len(batch))), loss, 1)
 
 
-def rank_pass(folder: Path, options: ParallelOptions, loss: LossConfig, checkpointing: bool = False) -> Outcome:
-    """This rank's part, in real processes: tensor, then sequence parallel, then FSDP over data and sequence."""
-    from argosy.trainer.backends.building import enable_checkpointing
-    from argosy.trainer.parallel.model import ParallelCritic, ParallelPolicy
-    from argosy.trainer.parallel.sequence import apply_sequence_parallel
-    from argosy.trainer.parallel.tensor import apply_tensor_parallel
+@dataclass(frozen=True)
+class Pass:
+    """One forward_backward of a test."""
+
+    folder: Path
+    loss: LossConfig
+    checkpointing: bool = False
+    offload: bool = False
+    """Activations are moved, from "cpu" to "cpu"."""
+
+
+def rank_passes(options: ParallelOptions, passes: list[Pass]) -> list[Outcome]:
+    """This rank's part of each pass, in real processes."""
+    return [rank_pass(options, each) for each in passes]
+
+
+def rank_pass(options: ParallelOptions, settings: Pass) -> Outcome:
+    """Tensor, then sequence parallel, then FSDP over data and sequence, and a forward_backward."""
     from torch.distributed.fsdp import fully_shard
 
+    from argosy.trainer.backends.building import enable_checkpointing
+    from argosy.trainer.parallel.model import ParallelCritic, ParallelPolicy
+    from argosy.trainer.parallel.offload import ActivationOffload, install_activation_offload
+    from argosy.trainer.parallel.sequence import apply_sequence_parallel
+    from argosy.trainer.parallel.tensor import apply_tensor_parallel
+
     mesh = make_mesh(options)
+    folder, loss = settings.folder, settings.loss
     critic = loss.loss_mode == "value"
     model: Any = _critic(folder) if critic else load_causal_lm(ModelSource(str(folder), device="cpu"))
-    if checkpointing:
+    if settings.checkpointing:
         enable_checkpointing(model)
+    offload = ActivationOffload("cpu", threshold_bytes=512)
+    if settings.offload:
+        install_activation_offload(model.model, offload)
     if options.tensor_parallel > 1:
         apply_tensor_parallel(model, mesh[TENSOR])
     if options.sequence_parallel > 1:
@@ -121,7 +144,34 @@ def rank_pass(folder: Path, options: ParallelOptions, loss: LossConfig, checkpoi
     batch = parallel_batch()
     rows = np.array_split(np.arange(len(batch)), options.data_parallel)[mesh.get_local_rank(DATA)]
     compute: Compute = ValueCompute(packed) if critic else PolicyCompute(packed)
-    return _outcome(model, compute, batch, rows.tolist(), loss, options.data_parallel)
+    outcome = _outcome(model, compute, batch, rows.tolist(), loss, options.data_parallel)
+    assert (offload.moved_bytes > 0) == settings.offload
+    return outcome
+
+
+def saved_bytes(folder: Path, options: ParallelOptions, packed: PackedBatch) -> int:
+    """Bytes that autograd keeps of one sequence-parallel forward on this rank, parameters and layout left out."""
+    from argosy.trainer.parallel.model import ParallelPolicy
+    from argosy.trainer.parallel.sequence import apply_sequence_parallel
+
+    mesh = make_mesh(options)
+    model = load_causal_lm(ModelSource(str(folder), device="cpu"))
+    if options.sequence_parallel > 1:
+        apply_sequence_parallel(model, mesh[SEQUENCE])
+    policy = ParallelPolicy(model, sequence=mesh.get_group(SEQUENCE) if options.sequence_parallel > 1 else None)
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if tensor.is_floating_point() and storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        stats = policy.response_stats(packed, temperature=1.0)
+    del stats
+    return sum(kept.values())
 
 
 def _critic(folder: Path) -> ValueModel:
@@ -137,8 +187,6 @@ def _outcome(
     model: nn.Module, compute: Any, batch: TrajectoryBatch, rows: list[int], loss: LossConfig, data_parallel: int
 ) -> Outcome:
     from torch.distributed.tensor import DTensor
-
-    from argosy.modeling.packing import pack
 
     compute.begin()
     mine = np.asarray(rows, np.int64)

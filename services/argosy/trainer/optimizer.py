@@ -53,6 +53,11 @@ class MasterOptimizer:
         """Since the start of the run."""
         self.consecutive_skips = 0
 
+    @property
+    def torch_optimizer(self) -> torch.optim.Optimizer:
+        """PyTorch's, for hooks around its steps."""
+        return self._adam
+
     def step(self, rate: float) -> StepOutcome:
         """Clip, step at learning rate `rate`, and drop the gradients.
 

@@ -61,6 +61,18 @@ class FsdpOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class OffloadOptions:
+    """What is in main memory while a GPU doesn't need it (`argosy.trainer.parallel.offload`)."""
+
+    parameters: bool = False
+    """Parameters and gradients, with the fsdp backend; the optimizer then steps on the CPU."""
+    optimizer: bool = False
+    """The optimizer's state, between steps."""
+    activations: bool = False
+    """What the backward pass needs, from forward to backward."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerOptions:
     """One trainer process."""
 
@@ -98,6 +110,9 @@ class TrainerOptions:
     rank_timeout_s: float = 600.0
     """Of one collective of the ranks."""
     fsdp: FsdpOptions = field(default_factory=FsdpOptions)
+    offload: OffloadOptions = field(default_factory=OffloadOptions)
+    compile_layers: bool = False
+    """`torch.compile` of each layer (`argosy.trainer.parallel.compile`)."""
 
     def __post_init__(self) -> None:
         if self.lora is not None and self.value_head:

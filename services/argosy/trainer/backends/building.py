@@ -5,10 +5,12 @@ What differs between a policy and a critic is here and in `Compute`; a backend o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from argosy.modeling.loading import load_causal_lm, resolve_dtype
 from argosy.modeling.packed_model import PackedModel
@@ -43,6 +45,32 @@ def build_model(options: TrainerOptions) -> BuiltModel:
     if options.gradient_checkpointing:
         enable_checkpointing(built.hf_model)
     return built
+
+
+def prepare_layers(model: Any, options: TrainerOptions, device: torch.device) -> None:
+    """Compile layers and move activations away, as the options say. Before the layers are sharded.
+
+    Raises ConfigError where there is no compiler.
+    """
+    base = getattr(model, model.base_model_prefix)
+    if options.compile_layers:
+        from argosy.trainer.parallel.compile import compile_layers  # brings in much of torch
+
+        compile_layers(model, list(layers_of(base)), device)
+    if options.offload.activations:
+        from argosy.trainer.parallel.offload import offload_activations
+
+        offload_activations(base, device)
+
+
+def layers_of(base: Any) -> Iterator[nn.Module]:
+    """The transformer layers, in order: modules of the kinds that transformers says must stay whole."""
+    kinds = set(base._no_split_modules or ())
+    found = [module for module in base.modules() if type(module).__name__ in kinds]
+    if not found:
+        lists = [list(module) for module in base.modules() if isinstance(module, nn.ModuleList)]
+        found = max(lists, key=len, default=[])
+    yield from found
 
 
 def _policy(options: TrainerOptions) -> BuiltModel:

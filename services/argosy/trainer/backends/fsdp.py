@@ -26,6 +26,7 @@ from argosy.trainer.optimizer import MasterOptimizer, StepOutcome
 from argosy.trainer.options import TrainerOptions
 from argosy.trainer.parallel.mesh import DATA, SEQUENCE, TENSOR, make_mesh
 from argosy.trainer.parallel.model import ParallelCritic
+from argosy.trainer.parallel.offload import offload_optimizer
 from argosy.trainer.ranks.partition import SequenceCost
 from argosy.trainer.ranks.rendezvous import Rendezvous, join, leave, rank_device
 from argosy.trainer.sharded import local
@@ -63,6 +64,8 @@ class FsdpBackend:
             name: parameter for name, parameter in self._hf_model.named_parameters() if parameter.requires_grad
         }
         self._optimizer = MasterOptimizer(self._parameters, options.optimizer)
+        if options.offload.optimizer:
+            offload_optimizer(self._optimizer.torch_optimizer, self._device)
         self._compute: Compute = (
             ValueCompute(self._model)
             if isinstance(self._model, ParallelCritic)

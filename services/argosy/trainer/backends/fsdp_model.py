@@ -7,7 +7,6 @@ layer arrives; each layer is sent and cut before the next, so that besides rank 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,10 +19,17 @@ from torch.distributed.tensor import DTensor
 from argosy.modeling.attention import PACKED_ATTENTION
 from argosy.modeling.loading import ModelSource, local_or_hub, resolve_dtype
 from argosy.modeling.value_model import ValueModel
-from argosy.trainer.backends.building import build_model, compute_dtype_of, enable_checkpointing
+from argosy.trainer.backends.building import (
+    build_model,
+    compute_dtype_of,
+    enable_checkpointing,
+    layers_of,
+    prepare_layers,
+)
 from argosy.trainer.options import TrainerOptions
 from argosy.trainer.parallel.mesh import DATA, SEQUENCE, TENSOR
 from argosy.trainer.parallel.model import ParallelCritic, ParallelPolicy
+from argosy.trainer.parallel.offload import parameter_policy
 from argosy.types.errors import ConfigError
 
 ParallelNetwork = ParallelPolicy | ParallelCritic
@@ -79,26 +85,22 @@ def spread(model: Any, options: TrainerOptions, mesh: DeviceMesh) -> ParallelNet
 
         apply_sequence_parallel(model, mesh[SEQUENCE], tensor_parallel=parallel.tensor_parallel)
         sequence = mesh[SEQUENCE].get_group()
+    device = torch.device(mesh.device_type)
+    prepare_layers(model, options, device)
     compute_dtype = compute_dtype_of(options)
     network: ParallelNetwork
     if isinstance(model, ValueModel):
-        network = ParallelCritic(model, sequence=sequence, compute_dtype=compute_dtype)
+        network = ParallelCritic(model, sequence=sequence, device=device, compute_dtype=compute_dtype)
     else:
         network = ParallelPolicy(
-            model, sequence=sequence, compute_dtype=compute_dtype, chunk_tokens=options.log_prob_chunk_tokens
+            model,
+            sequence=sequence,
+            device=device,
+            compute_dtype=compute_dtype,
+            chunk_tokens=options.log_prob_chunk_tokens,
         )
     _shard(network, list(layers_of(base)), options, _shard_mesh(options, mesh))
     return network
-
-
-def layers_of(base: Any) -> Iterator[nn.Module]:
-    """The transformer layers, in order: modules of the kinds that transformers says must stay whole."""
-    kinds = set(base._no_split_modules or ())
-    found = [module for module in base.modules() if type(module).__name__ in kinds]
-    if not found:
-        lists = [list(module) for module in base.modules() if isinstance(module, nn.ModuleList)]
-        found = max(lists, key=len, default=[])
-    yield from found
 
 
 def _shard_mesh(options: TrainerOptions, mesh: DeviceMesh) -> DeviceMesh:
@@ -129,12 +131,14 @@ def _shard(network: ParallelNetwork, layers: list[nn.Module], options: TrainerOp
         policy = MixedPrecisionPolicy(
             param_dtype=resolve_dtype(options.compute_dtype), reduce_dtype=torch.float32, cast_forward_inputs=False
         )
+    away = parameter_policy(options.offload.parameters, network.device)
+    reshard = options.fsdp.reshard_after_forward
     for layer in layers:
         _send(layer)
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=options.fsdp.reshard_after_forward)
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard, offload_policy=away)
     _send(network.module)
     # Its backward begins right after its forward: gathering it twice would be waste.
-    fully_shard(network.module, mesh=mesh, mp_policy=whole, reshard_after_forward=False)
+    fully_shard(network.module, mesh=mesh, mp_policy=whole, reshard_after_forward=False, offload_policy=away)
     for module in network.module.modules():
         if isinstance(module, FSDPModule):
             # Losses are divided by the mini-batch's own denominators, so gradients are summed and not averaged.

@@ -15,7 +15,7 @@ from argosy.modeling.memory import peak_memory_bytes
 from argosy.modeling.microbatch import plan_micro_batches
 from argosy.trainer import checkpoint, lora
 from argosy.trainer.backends.base import BackendState
-from argosy.trainer.backends.building import build_model
+from argosy.trainer.backends.building import build_model, prepare_layers
 from argosy.trainer.backends.fitting import check_fit
 from argosy.trainer.checkpoint_saver import CheckpointSaver
 from argosy.trainer.lora import BASE_FINGERPRINT, MergedExport
@@ -34,10 +34,15 @@ class SingleProcessBackend:
         built = build_model(options)
         self._hf_model, self._model, self._compute = built.hf_model, built.packed, built.compute
         self._adapter = built.adapter
+        prepare_layers(self._hf_model, options, self._model.device)
         self._parameters: dict[str, nn.Parameter] = {
             name: parameter for name, parameter in self._hf_model.named_parameters() if parameter.requires_grad
         }
         self._optimizer = MasterOptimizer(self._parameters, options.optimizer)
+        if options.offload.optimizer:
+            from argosy.trainer.parallel.offload import offload_optimizer  # brings in torch.distributed
+
+            offload_optimizer(self._optimizer.torch_optimizer, self._model.device)
         self._saver = CheckpointSaver()
 
     @property

@@ -45,6 +45,7 @@ class ParallelPolicy(PackedModel):
     Args:
         model: The transformers model.
         sequence: Ranks that split the rows; None: not split.
+        device: Where it computes; None: where the parameters are now. (Offloaded ones are elsewhere between passes.)
         compute_dtype, chunk_tokens: As in `PackedModel`.
     """
 
@@ -53,13 +54,19 @@ class ParallelPolicy(PackedModel):
         model: Any,
         *,
         sequence: ProcessGroup | None = None,
+        device: torch.device | None = None,
         compute_dtype: torch.dtype = torch.float32,
         chunk_tokens: int = 1024,
     ) -> None:
         super().__init__(model, compute_dtype=compute_dtype, chunk_tokens=chunk_tokens)
-        self._sequence = sequence
+        self._sequence, self._device = sequence, device or super().device
         self.module = WholePass(model, self._pass)
         """To be sharded as a whole."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._device
 
     def response_stats(
         self, packed: PackedBatch, *, temperature: float, entropy: bool = False, sum_pi_squared: bool = False
@@ -98,17 +105,27 @@ class ParallelCritic(PackedValueModel):
 
     Args:
         model: As `PackedValueModel`'s.
-        sequence: Ranks that split the rows; None: not split.
+        sequence, device: As in `ParallelPolicy`.
         compute_dtype: As in `PackedValueModel`.
     """
 
     def __init__(
-        self, model: ValueModel, *, sequence: ProcessGroup | None = None, compute_dtype: torch.dtype = torch.float32
+        self,
+        model: ValueModel,
+        *,
+        sequence: ProcessGroup | None = None,
+        device: torch.device | None = None,
+        compute_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(model, compute_dtype=compute_dtype)
-        self._sequence = sequence
+        self._sequence, self._device = sequence, device or super().device
         self.module = WholePass(model, self._pass)
         """To be sharded as a whole."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._device
 
     def response_values(self, packed: PackedBatch) -> Tensor:
         """V before each of all M response tokens, [M], on every rank."""

@@ -99,7 +99,7 @@ def gather_tokens(values: Tensor, places: Tensor, count: int, group: ProcessGrou
         count: M.
     """
     spread = values.new_zeros(*values.shape[:-1], count).index_copy(-1, places, values)
-    total: Tensor = _SumOverRanks.apply(spread, group)
+    total: Tensor = _SumOverRanks.apply(spread, group)  # type: ignore[no-untyped-call]
     return total
 
 
@@ -153,7 +153,7 @@ def _rows_to_heads(tensor: Tensor, group: ProcessGroup) -> Tensor:
 
 def _exchange(blocks: Tensor, group: ProcessGroup) -> Tensor:
     """Block i of rank j becomes block j of rank i."""
-    exchanged: Tensor = _AllToAll.apply(blocks, group)
+    exchanged: Tensor = _AllToAll.apply(blocks, group)  # type: ignore[no-untyped-call]
     return exchanged
 
 
