@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 
 from argosy.config import Config
-from argosy.config.schema import OptimConfig
+from argosy.config.schema import EngineConfig, OptimConfig
 from argosy.modeling.determinism import use_repeatable_kernels
 from argosy.modeling.loading import ModelSource
 from argosy.modeling.memory import keep_freed_memory
 from argosy.modeling.microbatch import MicroBatchLimit
 from argosy.trainer.backends import make_backend
 from argosy.trainer.core import Trainer
-from argosy.trainer.options import LoraOptions, OffloadOptions, OptimizerOptions, TrainerOptions
+from argosy.trainer.options import FsdpOptions, LoraOptions, OffloadOptions, OptimizerOptions, TrainerOptions
 from argosy.trainer.parallel.mesh import ParallelOptions
 from argosy.trainer.schedule import Schedule
 from argosy.types.errors import ConfigError
@@ -73,8 +74,11 @@ def options_from(cfg: Config) -> TrainerOptions:
             tensor_parallel=service.tensor_parallel_size,
             sequence_parallel=actor.ulysses_sequence_parallel_size,
         ),
+        backend=backend_of(cfg),
+        rank_timeout_s=service.rank_timeout_s,
+        fsdp=_fsdp(actor.fsdp_config),
         publish_dtype=cfg.argosy.rollout.dtype,
-        threads=cfg.argosy.threads_of("trainer"),
+        threads=_threads(cfg, "trainer"),
     )
 
 
@@ -111,8 +115,30 @@ def critic_options_from(cfg: Config) -> TrainerOptions:
             critic.forward_max_token_len_per_gpu or critic.ppo_max_token_len_per_gpu,
         ),
         optimizer=_optimizer(cfg, critic.optim, critic.grad_clip),
-        threads=cfg.argosy.threads_of("critic"),
+        fsdp=_fsdp(critic.fsdp_config),
+        threads=_threads(cfg, "critic"),
     )
+
+
+def backend_of(cfg: Config) -> str:
+    """Name of the trainer's backend, "auto" resolved."""
+    asked = cfg.argosy.trainer.backend
+    if asked != "auto":
+        return asked
+    away = cfg.actor_rollout_ref.actor.fsdp_config.param_offload  # of FSDP only
+    return "single" if cfg.trainer.n_gpus_per_node == 1 and not away else "fsdp"
+
+
+def _fsdp(engine: EngineConfig) -> FsdpOptions:
+    return FsdpOptions(engine.fsdp_size, engine.reshard_after_forward, engine.forward_prefetch)
+
+
+def _threads(cfg: Config, role: str) -> int:
+    """Threads of one rank: ranks on one machine share its cores, which PyTorch's own choice doesn't know."""
+    threads, ranks = cfg.argosy.threads_of(role), cfg.trainer.n_gpus_per_node
+    if threads == 0 and ranks > 1:
+        return max(1, len(os.sched_getaffinity(0)) // ranks) if hasattr(os, "sched_getaffinity") else 1
+    return threads
 
 
 def _optimizer(cfg: Config, optim: OptimConfig, grad_clip: float) -> OptimizerOptions:

@@ -42,6 +42,7 @@ HONOURED: dict[str, Honoured] = {
     f"{_MODEL}.custom_chat_template": Honoured("The template that turns messages into tokens."),
     f"{_MODEL}.override_config": Honoured("Fields of the model's config."),
     f"{_MODEL}.trust_remote_code": Honoured("Whether the model's own code may run."),
+    f"{_MODEL}.enable_activation_offload": Honoured("Where activations wait for the backward pass; the result stays."),
     f"{_MODEL}.lora_rank": Honoured("How many numbers of each layer train; 0: all of them."),
     f"{_MODEL}.lora_alpha": Honoured("How strongly the adapter acts."),
     f"{_MODEL}.target_modules": Honoured("Which layers get an adapter."),
@@ -91,8 +92,26 @@ HONOURED: dict[str, Honoured] = {
         "Older name of lr_scheduler_type.", targets=(f"{_ACTOR}.optim.lr_scheduler_type",)
     ),
     f"{_ACTOR}.optim.clip_grad": Honoured("Newer name of grad_clip.", targets=(f"{_ACTOR}.grad_clip",)),
+    f"{_ACTOR}.strategy": Honoured("How ranks hold the model between them."),
+    f"{_ACTOR}.fsdp_config.strategy": Honoured("Another name of actor.strategy.", targets=(f"{_ACTOR}.strategy",)),
+    f"{_ACTOR}.fsdp_config.fsdp_size": Honoured("Ranks that hold one copy of the parameters; the result stays."),
+    f"{_ACTOR}.fsdp_config.reshard_after_forward": Honoured("When gathered parameters are dropped; the result stays."),
+    f"{_ACTOR}.fsdp_config.forward_prefetch": Honoured("When parameters are gathered; the result stays."),
     f"{_ACTOR}.fsdp_config.model_dtype": Honoured("The type of master weights: fp32."),
     f"{_ACTOR}.fsdp_config.dtype": Honoured("The type of forward and backward."),
+    f"{_ACTOR}.fsdp_config.param_offload": Honoured("Where parameters are between their uses; the result stays."),
+    f"{_ACTOR}.fsdp_config.optimizer_offload": Honoured("Where the optimizer's state is between steps."),
+    f"{_ACTOR}.fsdp_config.offload_policy": Honoured(
+        "Another name of param_offload.", targets=(f"{_ACTOR}.fsdp_config.param_offload",)
+    ),
+    f"{_ACTOR}.ulysses_sequence_parallel_size": Honoured("Ranks that divide each packed batch; the result stays."),
+    f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size": Honoured(
+        "Older name of actor.ulysses_sequence_parallel_size.", targets=(f"{_ACTOR}.ulysses_sequence_parallel_size",)
+    ),
+    f"{_ACTOR}.use_torch_compile": Honoured("Whether the layers are compiled; the result stays."),
+    f"{_ACTOR}.fsdp_config.use_torch_compile": Honoured(
+        "Another name of actor.use_torch_compile.", targets=(f"{_ACTOR}.use_torch_compile",)
+    ),
     # rollout
     f"{_ROLLOUT}.name": Honoured("The engine: hf."),
     f"{_ROLLOUT}.n": Honoured("Responses per prompt."),
@@ -151,8 +170,21 @@ HONOURED: dict[str, Honoured] = {
         "Older name of lr_scheduler_type.", targets=("critic.optim.lr_scheduler_type",)
     ),
     "critic.optim.clip_grad": Honoured("Newer name of grad_clip.", targets=("critic.grad_clip",)),
+    "critic.fsdp_config.fsdp_size": Honoured("Ranks that hold one copy of its parameters; the result stays."),
+    "critic.fsdp_config.reshard_after_forward": Honoured("When its gathered parameters are dropped."),
+    "critic.fsdp_config.forward_prefetch": Honoured("When its parameters are gathered; the result stays."),
     "critic.fsdp_config.model_dtype": Honoured("The type of master weights: fp32."),
     "critic.fsdp_config.dtype": Honoured("The type of forward and backward."),
+    "critic.fsdp_config.param_offload": Honoured("Where its parameters are between their uses; the result stays."),
+    "critic.fsdp_config.optimizer_offload": Honoured("Where its optimizer's state is between steps."),
+    "critic.fsdp_config.offload_policy": Honoured(
+        "Another name of param_offload.", targets=("critic.fsdp_config.param_offload",)
+    ),
+    "critic.model.enable_activation_offload": Honoured("Where its activations wait for the backward pass."),
+    "critic.ulysses_sequence_parallel_size": Honoured("Its ranks that divide each packed batch; the result stays."),
+    "critic.fsdp_config.ulysses_sequence_parallel_size": Honoured(
+        "Older name of critic.ulysses_sequence_parallel_size.", targets=("critic.ulysses_sequence_parallel_size",)
+    ),
     # algorithm
     "algorithm.adv_estimator": Honoured("The advantage estimator: grpo."),
     "algorithm.norm_adv_by_std_in_grpo": Honoured("GRPO, or Dr.GRPO's advantages without the standard deviation."),
@@ -208,8 +240,8 @@ HONOURED: dict[str, Honoured] = {
     "trainer.default_local_dir": Honoured("The run folder."),
     "trainer.total_epochs": Honoured("The run's length in data epochs."),
     "trainer.total_training_steps": Honoured("The run's length in steps."),
-    "trainer.nnodes": Honoured("Machines of the trainer: 1 until the multi-rank backends arrive, more is refused."),
-    "trainer.n_gpus_per_node": Honoured("Trainer processes: 1 until the multi-rank backends arrive, more is refused."),
+    "trainer.nnodes": Honoured("Machines of the trainer: 1; more is refused."),
+    "trainer.n_gpus_per_node": Honoured("Ranks of the trainer; the result stays."),
     "trainer.critic_warmup": Honoured("How many steps train only the critic."),
     "trainer.logger": Honoured("Where metrics go."),
     "trainer.save_freq": Honoured("How often a checkpoint is written."),

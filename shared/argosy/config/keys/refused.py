@@ -44,7 +44,6 @@ REFUSED: dict[str, Refused] = {
     # actor
     f"{_ACTOR}.ppo_micro_batch_size": Refused(f"{_OLD}; set {_ACTOR}.ppo_micro_batch_size_per_gpu", neutral=(None,)),
     f"{_ACTOR}.megatron.*": Refused(f"Megatron: {_RANKS}"),
-    f"{_ACTOR}.ulysses_sequence_parallel_size": Refused(f"sequence parallel: {_RANKS}", neutral=(1,)),
     f"{_ACTOR}.use_rollout_log_probs": Refused("old log-probs are always the trainer's own for now", neutral=(False,)),
     f"{_ACTOR}.router_replay.*": Refused("router replay for mixture-of-experts models is not there yet"),
     f"{_ACTOR}.policy_loss.rollout_correction.*": Refused("set algorithm.rollout_correction.*"),
@@ -56,8 +55,6 @@ REFUSED: dict[str, Refused] = {
     f"{_ACTOR}.optim.override_optimizer_config": Refused(
         "set optim.lr, weight_decay, betas and eps by their own keys", neutral=(None, {})
     ),
-    f"{_ACTOR}.fsdp_config.fsdp_size": Refused(f"sharding: {_RANKS}", neutral=(-1, 1)),
-    f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size": Refused(f"sequence parallel: {_RANKS}", neutral=(1,)),
     f"{_ACTOR}.fsdp_config.mixed_precision": Refused(f"set {_ACTOR}.fsdp_config.dtype", neutral=(None,)),
     f"{_ACTOR}.fsdp_config.mixed_precision.*": Refused(f"set {_ACTOR}.fsdp_config.dtype"),
     # rollout
@@ -87,20 +84,19 @@ REFUSED: dict[str, Refused] = {
     f"{_ROLLOUT}.min_p": Refused("set argosy.rollout.min_p"),
     # ref
     f"{_REF}.megatron.*": Refused(f"Megatron: {_RANKS}"),
-    f"{_REF}.ulysses_sequence_parallel_size": Refused(f"sequence parallel: {_RANKS}", neutral=(1,)),
+    f"{_REF}.ulysses_sequence_parallel_size": Refused("the reference is one process", neutral=(1,)),
     f"{_REF}.log_prob_micro_batch_size": Refused(
         f"{_OLD}; set {_REF}.log_prob_micro_batch_size_per_gpu", neutral=(None,)
     ),
     f"{_REF}.model": Refused("the reference is the start model", neutral=(None,)),
     f"{_REF}.model.*": Refused("the reference is the start model; another one is not there yet"),
-    f"{_REF}.fsdp_config.fsdp_size": Refused(f"sharding: {_RANKS}", neutral=(-1, 1)),
+    f"{_REF}.fsdp_config.fsdp_size": Refused("the reference is one process", neutral=(-1, 1)),
     # critic
     "critic.strategy": Refused("the critic's backend is the trainer's own", neutral=("fsdp", "fsdp2")),
     "critic.ppo_micro_batch_size": Refused(f"{_OLD}; set critic.ppo_micro_batch_size_per_gpu", neutral=(None,)),
     "critic.forward_micro_batch_size": Refused(f"{_OLD}; set critic.forward_micro_batch_size_per_gpu", neutral=(None,)),
     "critic.rollout_n": Refused("set actor_rollout_ref.rollout.n", neutral=(None,)),
     "critic.megatron.*": Refused(f"Megatron: {_RANKS}"),
-    "critic.ulysses_sequence_parallel_size": Refused(f"sequence parallel: {_RANKS}", neutral=(1,)),
     "critic.model.lora_rank": Refused("a critic trains all its weights; leave it out", neutral=(0, None)),
     "critic.model.external_lib": Refused("importing other modules at the start is not there yet", neutral=(None,)),
     "critic.optim.optimizer": Refused("only AdamW is there", neutral=("AdamW", "adamw", "adam")),
@@ -108,7 +104,6 @@ REFUSED: dict[str, Refused] = {
     "critic.optim.override_optimizer_config": Refused(
         "set optim.lr, weight_decay, betas and eps by their own keys", neutral=(None, {})
     ),
-    "critic.fsdp_config.fsdp_size": Refused(f"sharding: {_RANKS}", neutral=(-1, 1)),
     "critic.fsdp_config.mixed_precision": Refused("set critic.fsdp_config.dtype", neutral=(None,)),
     "critic.fsdp_config.mixed_precision.*": Refused("set critic.fsdp_config.dtype"),
     # algorithm

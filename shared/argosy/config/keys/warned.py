@@ -7,9 +7,10 @@ from argosy.config.keys.entry import Warned
 _MODEL, _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{name}" for name in ("model", "actor", "rollout", "ref"))
 
 _RAY = "there is no Ray here"
-_OFFLOAD = "the training process keeps its weights and optimizer state where it computes"
-_FSDP = "one training process has nothing to shard"
-_COMPILE = "the model is not compiled"
+_OFFLOAD = "the reference keeps its weights where it computes"
+_FSDP = "the reference is one process: it has nothing to shard"
+_WRAP = "every layer is sharded by itself, and the rest together"
+_COMPILE = "the reference is not compiled"
 _ENGINE = "the embedded engine has no such setting"
 _PROFILER = "traces are always written; see argosy.telemetry"
 _CHUNKS = "log-probs and entropy are always computed in chunks; see argosy.trainer.log_prob_chunk_tokens"
@@ -38,11 +39,8 @@ WARNED: dict[str, Warned] = {
     f"{_MODEL}.fused_kernel_options.*": Warned(_CHUNKS),
     f"{_MODEL}.use_liger": Warned("Liger's kernels are not used", neutral=(False,)),
     f"{_MODEL}.use_shm": Warned("the model is read where it is", neutral=(False,)),
-    f"{_MODEL}.enable_activation_offload": Warned(_OFFLOAD, neutral=(False,)),
     f"{_MODEL}.tiled_mlp.*": Warned("layers are computed whole", neutral=(False,)),
     # actor
-    f"{_ACTOR}.strategy": Warned(_FSDP, refused_values=_STRATEGY),
-    f"{_ACTOR}.use_torch_compile": Warned(_COMPILE, neutral=(False,)),
     f"{_ACTOR}.use_fused_kernels": Warned(_CHUNKS, neutral=(False,)),
     f"{_ACTOR}.use_remove_padding": Warned("sequences are always packed without padding", neutral=(True,)),
     f"{_ACTOR}.entropy_from_logits_with_chunking": Warned(_CHUNKS, neutral=(True,)),
@@ -53,19 +51,12 @@ WARNED: dict[str, Warned] = {
     f"{_ACTOR}.checkpoint.strict": Warned("a checkpoint is always loaded whole", neutral=(True,)),
     f"{_ACTOR}.checkpoint.mbridge_config.*": Warned("there is no Megatron"),
     f"{_ACTOR}.profiler.*": Warned(_PROFILER, neutral=(False, None)),
-    f"{_ACTOR}.fsdp_config.param_offload": Warned(_OFFLOAD, neutral=(False,)),
-    f"{_ACTOR}.fsdp_config.optimizer_offload": Warned(_OFFLOAD, neutral=(False,)),
-    f"{_ACTOR}.fsdp_config.grad_offload": Warned(_OFFLOAD, neutral=(False,)),
-    f"{_ACTOR}.fsdp_config.offload_policy": Warned(_OFFLOAD, neutral=(False,)),
-    f"{_ACTOR}.fsdp_config.strategy": Warned(_FSDP, refused_values=_STRATEGY),
-    f"{_ACTOR}.fsdp_config.use_torch_compile": Warned(_COMPILE, neutral=(False,)),
+    f"{_ACTOR}.fsdp_config.grad_offload": Warned("gradients go with the parameters, see param_offload"),
     f"{_ACTOR}.fsdp_config.seed": Warned("seeds are argosy.seed"),
     f"{_ACTOR}.fsdp_config.full_determinism": Warned("see argosy.deterministic", neutral=(False,)),
     f"{_ACTOR}.fsdp_config.entropy_from_logits_with_chunking": Warned(_CHUNKS, neutral=(True,)),
-    f"{_ACTOR}.fsdp_config.wrap_policy.*": Warned(_FSDP),
-    f"{_ACTOR}.fsdp_config.reshard_after_forward": Warned(_FSDP),
-    f"{_ACTOR}.fsdp_config.forward_prefetch": Warned(_FSDP, neutral=(False,)),
-    f"{_ACTOR}.fsdp_config.use_orig_params": Warned(_FSDP, neutral=(False,)),
+    f"{_ACTOR}.fsdp_config.wrap_policy.*": Warned(_WRAP),
+    f"{_ACTOR}.fsdp_config.use_orig_params": Warned("FSDP2 has no such choice", neutral=(False,)),
     f"{_ACTOR}.fsdp_config.forward_only": Warned("the actor is always trained, the reference never", neutral=(False,)),
     f"{_ACTOR}.fsdp_config.entropy_checkpointing": Warned(_CHUNKS),
     # rollout
@@ -129,13 +120,13 @@ WARNED: dict[str, Warned] = {
     "actor_rollout_ref.profiler.*": Warned(_PROFILER),
     "reward_model.launch_reward_fn_async": Warned("rewards are always scored beside other work", neutral=(True,)),
     "reward_model.profiler.*": Warned(_PROFILER),
-    "trainer.balance_batch": Warned("one training process has nothing to balance", neutral=(False,)),
+    "trainer.balance_batch": Warned("rows are always divided over the ranks by their cost", neutral=(True,)),
     "trainer.max_critic_ckpt_to_keep": Warned(
         "a checkpoint holds policy and critic; trainer.max_actor_ckpt_to_keep says how many stay", neutral=(None,)
     ),
     "critic.nccl_timeout": Warned("there is no collective; calls have argosy.rpc.deadline_s"),
     "critic.model.use_remove_padding": Warned("sequences are always packed without padding", neutral=(True,)),
-    "critic.model.enable_activation_offload": Warned(_OFFLOAD, neutral=(False,)),
+    "critic.fsdp_config.use_torch_compile": Warned("it is compiled where the actor is"),
     "critic.model.use_shm": Warned("the model is read where it is", neutral=(False,)),
     "trainer.ray_wait_register_center_timeout": Warned(_RAY),
     "trainer.esi_redundant_time": Warned("no instance that expires is known of", neutral=(0,)),

@@ -32,6 +32,8 @@ class PolicyLossConfig:
 class ActorConfig:
     """The update of the policy. Sizes are global and counted in prompts; `*_per_gpu` sizes are local to a process."""
 
+    strategy: str = "fsdp"
+    """How ranks hold the model between them: "fsdp" ("fsdp2" is the same: PyTorch's FSDP2)."""
     ppo_mini_batch_size: int = 256
     """Prompts per optimizer step; × rollout.n sequences. Must divide data.train_batch_size."""
     ppo_micro_batch_size_per_gpu: int | None = None
@@ -82,6 +84,12 @@ class ActorConfig:
     """Optimizer and schedule."""
     fsdp_config: EngineConfig = field(default_factory=EngineConfig)
     """How the training engine computes."""
+    ulysses_sequence_parallel_size: int = 1
+    """Trainer ranks that divide the tokens of each packed batch, and around attention its heads; 1: none. × argosy.
+    trainer.tensor_parallel_size it must divide trainer.n_gpus_per_node, and it must divide the attention heads."""
+    use_torch_compile: bool = False
+    """Compile the model's layers: minutes at the start, faster steps on GPUs. Needs a C++ compiler on a CPU, where it
+    rarely pays. (verl's default is true.)"""
 
     @property
     def clip_range(self) -> tuple[float, float]:

@@ -39,12 +39,21 @@ class RolloutServiceConfig:
 class TrainerServiceConfig:
     """The trainer service."""
 
+    backend: str = "auto"
+    """How it computes: "single" (one process), "fsdp" (any number of ranks), or "auto": "fsdp", but "single" where one
+    rank has nothing to shard or to put away (fsdp_config.param_offload)."""
+    rank_timeout_s: float = 600.0
+    """Seconds that ranks may wait for each other in one exchange. A rank that fails ends all within seconds all the
+    same; this is for one that hangs."""
     device: str = "auto"
     """"cpu", "cuda", "cuda:N", or "auto": a GPU if there is one."""
     threads: int = 0
     """Compute threads; 0 leaves it to torch (one with argosy.deterministic=true)."""
     log_prob_chunk_tokens: int = 1024
     """Tokens whose logits are held at once: bounds memory at this × vocabulary."""
+    tensor_parallel_size: int = 1
+    """Trainer ranks that divide each matrix, of policy and critic; 1: none. × ulysses_sequence_parallel_size it must
+    divide trainer.n_gpus_per_node, and it must divide the attention and key-value heads."""
     background_save: bool = True
     """Write checkpoints while training goes on, from a copy in main memory (12 bytes for each trained parameter, shared
     among the ranks). false: training waits for the files; saves that memory."""

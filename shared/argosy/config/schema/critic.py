@@ -23,6 +23,8 @@ class CriticModelConfig:
     """Let transformers run Python code that comes with the model's folder; null takes the actor's."""
     enable_gradient_checkpointing: bool = True
     """Recompute activations in the backward pass: less memory for about a third more time."""
+    enable_activation_offload: bool = False
+    """Keep large tensors of the forward in main memory until the backward needs them, as the actor's key."""
 
 
 @dataclass(frozen=True)
@@ -70,3 +72,5 @@ class CriticConfig:
     """Bound of the gradient's global norm. A step whose norm isn't finite is skipped."""
     fsdp_config: EngineConfig = field(default_factory=EngineConfig)
     """How the training engine computes."""
+    ulysses_sequence_parallel_size: int | None = None
+    """Ranks of the critic that divide the tokens of each packed batch; null takes the actor's."""

@@ -24,6 +24,9 @@ class ModelConfig:
     """Let transformers run Python code that comes with the model's folder."""
     enable_gradient_checkpointing: bool = True
     """Recompute activations in the backward pass: less memory for about a third more time."""
+    enable_activation_offload: bool = False
+    """Keep large tensors of the forward in main memory until the backward needs them. Without a GPU they are there
+    already."""
     lora_rank: int = 0
     """Rank of a LoRA adapter that trains in place of the weights (needs peft); 0 trains all weights. Engines get the
     merged weights, and the reference is the same model with the adapter off: no reference service is started."""

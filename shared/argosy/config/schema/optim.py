@@ -40,3 +40,15 @@ class EngineConfig:
     dtype: str = "float32"
     """Type of forward and backward: "float32", or "bfloat16" with fp32 master weights. (verl: bfloat16; here the
     default equals argosy.rollout.dtype's, so that the two sides' log-probs agree.)"""
+    param_offload: bool = False
+    """Keep shards of parameters and gradients in main memory; each layer's are copied to the GPU for its forward and
+    backward, and the optimizer steps on the CPU. Without a GPU they are there already."""
+    optimizer_offload: bool = False
+    """Keep the optimizer's state in main memory between steps. Without a GPU it is there already."""
+    fsdp_size: int = -1
+    """Ranks that hold one copy of parameters and optimizer state between them; -1: all. Fewer hold several copies: more
+    memory, less to exchange. It must divide trainer.n_gpus_per_node."""
+    reshard_after_forward: bool = True
+    """Drop a layer's gathered parameters after its forward, and gather them again for its backward."""
+    forward_prefetch: bool = False
+    """Begin to gather the next layer's parameters before a layer's forward."""

@@ -108,6 +108,9 @@ class Config:
             use_dynamic_bsz=given(critic.use_dynamic_bsz, actor.use_dynamic_bsz),
             forward_max_token_len_per_gpu=given(critic.forward_max_token_len_per_gpu, critic.ppo_max_token_len_per_gpu),
             ppo_epochs=given(critic.ppo_epochs, actor.ppo_epochs),
+            ulysses_sequence_parallel_size=given(
+                critic.ulysses_sequence_parallel_size, actor.ulysses_sequence_parallel_size
+            ),
             shuffle=given(critic.shuffle, actor.shuffle),
             data_loader_seed=given(critic.data_loader_seed, self.argosy.seed),
             loss_agg_mode=given(critic.loss_agg_mode, given(actor.loss_agg_mode, "token-mean")),

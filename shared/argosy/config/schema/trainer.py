@@ -20,9 +20,10 @@ class TrainerConfig:
     total_training_steps: int | None = None
     """Ends the run after this many steps; null: total_epochs × steps per data epoch."""
     nnodes: int = 1
-    """Machines of the trainer: 1 until the multi-rank backends arrive."""
+    """Machines of the trainer: 1, since its ranks are processes on one machine."""
     n_gpus_per_node: int = 1
-    """Processes of the trainer on a machine: 1 until the multi-rank backends arrive. (verl: 8.)"""
+    """Ranks of the trainer (and of the critic): processes on this machine that hold the model between them, one a GPU,
+    or sharing the CPU's cores. Batch sizes are global and don't depend on it. (verl: 8.)"""
     critic_warmup: int = 0
     """First steps that train only the critic; the policy stays as it is. (verl's own count is one less: it updates the
     policy in step critic_warmup already.)"""

@@ -14,6 +14,7 @@ from argosy.config.validate.algorithms import (
 from argosy.config.validate.critic import check_critic
 from argosy.config.validate.files import check_data_files, check_other_paths
 from argosy.config.validate.losses import check_losses
+from argosy.config.validate.parallel import check_model_heads, check_parallel_sizes, check_ranks
 from argosy.config.validate.relations import (
     check_argosy,
     check_batches,
@@ -38,10 +39,12 @@ CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_lengths,
     check_optimizer,
     check_trainer,
+    check_parallel_sizes,
+    check_ranks,
     check_argosy,
     check_devices,
 )
-FILE_CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (check_data_files, check_other_paths)
+FILE_CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (check_data_files, check_other_paths, check_model_heads)
 
 
 def find_problems(config: Config, *, files: bool = True) -> list[str]:

@@ -117,12 +117,11 @@ def _check_optim(config: Config, path: str, optim: OptimConfig) -> Iterator[str]
 def check_trainer(config: Config) -> Iterator[str]:
     """Machines, loggers, resume, validation."""
     trainer = config.trainer
-    for path, count in (("trainer.nnodes", trainer.nnodes), ("trainer.n_gpus_per_node", trainer.n_gpus_per_node)):
-        if count != 1:
-            yield (
-                f"{path}: got {count}; the trainer is one process until the multi-rank backends arrive; wants 1. "
-                "(Batch sizes are global, so they stay as they are.)"
-            )
+    if trainer.nnodes != 1:
+        yield (
+            f"trainer.nnodes: got {trainer.nnodes}; the trainer's ranks are processes on one machine; wants 1, and "
+            "trainer.n_gpus_per_node ranks"
+        )
     for name in trainer.logger:
         if name not in LOGGERS:
             yield f"trainer.logger: got {name!r}, wants a list of {one_of(LOGGERS)}"

@@ -98,6 +98,9 @@ RANGES: dict[str, Range] = {
     f"{_ACTOR}.policy_loss.kl_cov_ratio": Range(0, 1, low_open=True),
     f"{_ACTOR}.policy_loss.ppo_kl_coef": NOT_NEGATIVE,
     f"{_ACTOR}.policy_loss.dro_beta": POSITIVE,
+    f"{_ACTOR}.ulysses_sequence_parallel_size": COUNT,
+    "critic.ulysses_sequence_parallel_size": COUNT,
+    "argosy.trainer.tensor_parallel_size": COUNT,
     f"{_ACTOR}.loss_scale_factor": POSITIVE,
     f"{_ACTOR}.entropy_coeff": Range(),
     f"{_ACTOR}.kl_loss_coef": NOT_NEGATIVE,
@@ -150,6 +153,8 @@ RANGES: dict[str, Range] = {
     "argosy.rollout.stream_interval_tokens": COUNT,
     "argosy.rollout.min_p": Range(0, 1, high_open=True),
     "argosy.rollout.min_response_length": NOT_NEGATIVE,
+    "trainer.n_gpus_per_node": COUNT,
+    "argosy.trainer.rank_timeout_s": POSITIVE,
     "argosy.trainer.log_prob_chunk_tokens": COUNT,
     "argosy.reference.log_prob_chunk_tokens": COUNT,
     "argosy.reward.worker_count": COUNT,
@@ -167,6 +172,7 @@ RANGES: dict[str, Range] = {
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "data.truncation": ("error", "left", "right", "middle"),
+    f"{_ACTOR}.strategy": ("fsdp", "fsdp2"),
     f"{_ACTOR}.policy_loss.loss_mode": tuple(LOSSES),
     f"{_ACTOR}.loss_agg_mode": tuple(AGGREGATION),
     f"{_ACTOR}.kl_loss_type": _KL_TYPES,
@@ -182,6 +188,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "reward_model.reward_manager": ("naive", "dapo"),
     "trainer.resume_mode": ("auto", "disable", "resume_path"),
     "argosy.placement": ("local", "inprocess"),
+    "argosy.trainer.backend": ("auto", "single", "fsdp"),
     "argosy.rollout.dtype": _DTYPES,
     "argosy.reference.dtype": _DTYPES,
 }
@@ -202,6 +209,9 @@ LATER: dict[str, dict[str, str]] = {
         )
         for section in _TRAINED
     },
+    f"{_ACTOR}.strategy": dict.fromkeys(
+        ("megatron", "torchtitan", "veomni", "automodel"), "is a backend that is not there yet: set strategy=fsdp"
+    ),
     "argosy.placement": {"fleet": "arrives with the elastic fleet: local starts every service on this machine"},
 }
 """Choices that are refused with a reason of their own."""
