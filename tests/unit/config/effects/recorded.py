@@ -65,6 +65,8 @@ class Recorded:
     temperatures: dict[str, list[float]] = field(default_factory=lambda: {"policy": [], "reference": []})
     mutations: list[Mutation] = field(default_factory=list)
     exported: list[str] = field(default_factory=list)
+    critic_updates: list[UpdateConfig] = field(default_factory=list)
+    critic_batches: list[TrajectoryBatch] = field(default_factory=list)
     background_saves: list[bool] = field(default_factory=list)
     failing: int = 0
     """Samples of each call whose scoring fails."""
@@ -150,23 +152,12 @@ class _LogProbs:
         return batch
 
 
-class _Policy(_LogProbs):
-    def __init__(self, recorded: Recorded, log_prob: float) -> None:
-        super().__init__(recorded, "policy", log_prob)
+class _Training:
+    """What policy and critic have in common."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self._recorded = recorded
         self._step = 0
-
-    async def update(self, batch: TrajectoryBatch, config: UpdateConfig, ctx: Mutation) -> StepResult:
-        self._recorded.updates.append(config)
-        self._recorded.batches.append(batch)
-        self._recorded.mutations.append(ctx)
-        self._step += 1
-        return StepResult(self._step, {"actor/grad_norm": 1.0})
-
-    async def publish_weights(self, lineage: str, step: int, ctx: Mutation) -> WeightsManifest:
-        return WeightsManifest(PolicyVersion(lineage, step, f"{step:064x}"), ())
-
-    def weight_source(self) -> None:
-        return None
 
     async def save_checkpoint(self, path: str, ctx: Mutation, *, background: bool = False) -> Sequence[str]:
         self._recorded.background_saves.append(background)
@@ -183,6 +174,39 @@ class _Policy(_LogProbs):
     async def export_hf(self, path: str, ctx: Mutation) -> Sequence[str]:
         self._recorded.exported.append(path)
         return []
+
+
+class _Critic(_Training):
+    """Says 0.25 to everything."""
+
+    async def compute_values(self, batch: TrajectoryBatch, *, deadline_s: float) -> TrajectoryBatch:
+        ids = batch.ragged("response_ids")
+        return batch.with_column("values", Ragged(np.full(len(ids.values), 0.25, np.float32), ids.offsets))
+
+    async def update(self, batch: TrajectoryBatch, config: UpdateConfig, ctx: Mutation) -> StepResult:
+        self._recorded.critic_updates.append(config)
+        self._recorded.critic_batches.append(batch)
+        self._step += 1
+        return StepResult(self._step, {"critic/grad_norm": 1.0})
+
+
+class _Policy(_Training, _LogProbs):
+    def __init__(self, recorded: Recorded, log_prob: float) -> None:
+        _Training.__init__(self, recorded)
+        _LogProbs.__init__(self, recorded, "policy", log_prob)
+
+    async def update(self, batch: TrajectoryBatch, config: UpdateConfig, ctx: Mutation) -> StepResult:
+        self._recorded.updates.append(config)
+        self._recorded.batches.append(batch)
+        self._recorded.mutations.append(ctx)
+        self._step += 1
+        return StepResult(self._step, {"actor/grad_norm": 1.0})
+
+    async def publish_weights(self, lineage: str, step: int, ctx: Mutation) -> WeightsManifest:
+        return WeightsManifest(PolicyVersion(lineage, step, f"{step:064x}"), ())
+
+    def weight_source(self) -> None:
+        return None
 
 
 async def run_recorded(
@@ -204,6 +228,7 @@ async def run_recorded(
         reward=_Reward(recorded),
         policy=_Policy(recorded, policy_log_prob),  # type: ignore[arg-type]
         reference=_LogProbs(recorded, "reference", -0.9) if config.needs_reference else None,
+        critic=_Critic(recorded) if config.needs_critic else None,  # type: ignore[arg-type]
     )
 
     async def just_run(work: Any) -> Any:

@@ -23,15 +23,16 @@ def build(role: str, config: Config) -> Core:
     from argosy.reference.build import build_core as build_reference
     from argosy.rollout.build import build_core as build_rollout
     from argosy.trainer.build import build_core as build_trainer
+    from argosy.trainer.build import build_critic
 
     if role == "rollout":
         return build_rollout(config, start_stale=False)
-    return {"trainer": build_trainer, "reference": build_reference}[role](config)
+    return {"trainer": build_trainer, "critic": build_critic, "reference": build_reference}[role](config)
 
 
 def model_of(role: str, core: Core) -> Any:
     """The transformers model inside."""
-    if role == "trainer":
+    if role in ("trainer", "critic"):
         return core._backend.model_for_export()
     return core._model.module if role == "rollout" else core._model.model
 

@@ -115,6 +115,7 @@ async def test_stream_interval_tokens(job: Config, cores: Cores) -> None:
     [
         ("rollout", "argosy.rollout.device"),
         ("trainer", "argosy.trainer.device"),
+        ("critic", "argosy.critic.device"),
         ("reference", "argosy.reference.device"),
     ],
 )
@@ -135,6 +136,7 @@ async def thread_count(role: str, core: Core) -> int:
     [
         ("rollout", "argosy.rollout.threads"),
         ("trainer", "argosy.trainer.threads"),
+        ("critic", "argosy.critic.threads"),
         ("reference", "argosy.reference.threads"),
     ],
 )

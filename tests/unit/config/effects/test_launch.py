@@ -76,7 +76,8 @@ def host(_logging_stays: None, monkeypatch: Patch) -> Any:
 
 
 @pytest.mark.parametrize(
-    "key", ["argosy.rollout.host", "argosy.trainer.host", "argosy.reference.host", "argosy.reward.host"]
+    "key",
+    ["argosy.rollout.host", "argosy.trainer.host", "argosy.critic.host", "argosy.reference.host", "argosy.reward.host"],
 )
 def test_host(job: Config, host: Any, key: str) -> None:
     role = key.split(".")[1]
@@ -85,7 +86,8 @@ def test_host(job: Config, host: Any, key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["argosy.rollout.port", "argosy.trainer.port", "argosy.reference.port", "argosy.reward.port"]
+    "key",
+    ["argosy.rollout.port", "argosy.trainer.port", "argosy.critic.port", "argosy.reference.port", "argosy.reward.port"],
 )
 def test_port(job: Config, host: Any, key: str) -> None:
     role = key.split(".")[1]
@@ -93,7 +95,9 @@ def test_port(job: Config, host: Any, key: str) -> None:
     assert host(role, job.with_values({key: 4711}))[1] == 4711
 
 
-@pytest.mark.parametrize("key", ["argosy.rollout.threads", "argosy.trainer.threads", "argosy.reference.threads"])
+@pytest.mark.parametrize("key", [
+    "argosy.rollout.threads", "argosy.trainer.threads", "argosy.critic.threads", "argosy.reference.threads",
+])  # fmt: skip
 def test_threads_of_the_process(job: Config, host: Any, key: str) -> None:
     """Set before numpy and torch are loaded, which read the variables once."""
     host(key.split(".")[1], job.with_values({key: 3}))

@@ -68,11 +68,10 @@ async def test_total_training_steps(job: Config, monkeypatch: Patch) -> None:
     assert len(recorded.updates) == 5
 
 
-@pytest.mark.parametrize("key", ["trainer.nnodes", "trainer.n_gpus_per_node"])
-def test_process_counts(job: Config, key: str) -> None:
-    """One value until the multi-rank backends arrive; more is refused and not silently one."""
-    assert problems(job.with_values({key: 1})) == ""
-    assert f"{key}: got 2" in problems(job.with_values({key: 2}))
+def test_machines(job: Config) -> None:
+    """One value; more is refused and not silently one."""
+    assert problems(job.with_values({"trainer.nnodes": 1})) == ""
+    assert "trainer.nnodes: got 2" in problems(job.with_values({"trainer.nnodes": 2}))
 
 
 async def test_logger(job: Config, monkeypatch: Patch) -> None:
@@ -93,6 +92,23 @@ async def test_logger_console(job: Config, monkeypatch: Patch) -> None:
     shown = await run_recorded(job.with_values({"trainer.logger": ["console", "file"]}), monkeypatch)
     hidden = await run_recorded(elsewhere(job.with_values({"trainer.logger": ["file"]})), monkeypatch)
     assert ("step 1:" in shown.screen, "step 1:" in hidden.screen) == (True, False)
+
+
+async def test_critic_warmup(job: Config, monkeypatch: Patch) -> None:
+    """The first steps train only the critic; the policy's own steps and schedule begin after them."""
+    ppo = job.with_values({"algorithm.adv_estimator": "gae", "trainer.total_training_steps": 3})
+    warmed = await run_recorded(ppo.with_values({"trainer.critic_warmup": 2}), monkeypatch)
+    assert (len(warmed.critic_updates), len(warmed.updates)) == (3, 1)
+    assert warmed.mutations[0].expected_step == 0
+    assert warmed.report is not None
+    assert warmed.report.step == 3
+    at_once = await run_recorded(elsewhere(ppo), monkeypatch)
+    assert (len(at_once.critic_updates), len(at_once.updates)) == (3, 3)
+    lengths = [
+        PreparedRun(config).config.actor_rollout_ref.actor.optim.total_training_steps
+        for config in (elsewhere(elsewhere(ppo)), elsewhere(elsewhere(ppo)).with_values({"trainer.critic_warmup": 2}))
+    ]
+    assert lengths == [3, 1]
 
 
 async def test_save_freq(job: Config, monkeypatch: Patch) -> None:
@@ -199,7 +215,8 @@ async def test_max_actor_ckpt_to_keep(job: Config, monkeypatch: Patch) -> None:
 
 
 def test_device() -> None:
-    """It sets those of the three services that compute, whose effects are tested with argosy's keys."""
+    """It sets those of the services that compute, whose effects are tested with argosy's keys."""
     services = load(["trainer.device=cuda:1"]).argosy
-    assert (services.trainer.device, services.rollout.device, services.reference.device) == ("cuda:1",) * 3
+    computing = (services.trainer, services.critic, services.rollout, services.reference)
+    assert {service.device for service in computing} == {"cuda:1"}
     assert services.reward == Config().argosy.reward
