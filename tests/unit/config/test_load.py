@@ -132,7 +132,7 @@ def test_a_value_that_asks_for_what_is_done_passes_in_silence(load_with_warnings
 
 def test_one_is_not_true() -> None:
     with pytest.raises(ConfigError, match="is refused"):
-        load(["critic.ulysses_sequence_parallel_size=true"])
+        load(["actor_rollout_ref.ref.ulysses_sequence_parallel_size=true"])
 
 
 def test_warning_in_a_file_names_the_file(tmp_path: Path) -> None:

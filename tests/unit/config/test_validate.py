@@ -110,8 +110,8 @@ def test_refused_without_a_critic(valid: Config, path: str, value: object, expec
         (f"{ROLLOUT}.val_kwargs.n", 4, "greedy validation"),
         ("argosy.rollout.min_response_length", 513, "more than data.max_response_length=512"),
         ("data.truncation", "middel", "wants error, left, right or middle"),
-        ("trainer.nnodes", 2, "got 2; the trainer is one process"),
-        ("trainer.n_gpus_per_node", 8, "got 8; the trainer is one process"),
+        ("trainer.nnodes", 2, "got 2; the trainer's ranks are processes on one machine"),
+        ("trainer.n_gpus_per_node", 0, "got 0, wants a value ≥ 1"),
         ("trainer.logger", ["wandbb"], "wants a list of console, file, tensorboard or wandb"),
         ("trainer.save_freq", 0, "wants a value ≥ 1 or -1"),
         ("trainer.total_training_steps", 0, "wants a value ≥ 1"),
@@ -210,7 +210,7 @@ def test_every_ranged_or_chosen_path_is_a_field() -> None:
 def test_every_number_has_a_range() -> None:
     """A new numeric field without bounds is a hole in the validation."""
     numeric = {path for path, kind in leaves() if kind in (int, float, int | None, float | None)}
-    checked_elsewhere = {"trainer.nnodes", "trainer.n_gpus_per_node", "argosy.max_staleness"}
+    checked_elsewhere = {"trainer.nnodes", "argosy.max_staleness"}
     assert numeric - set(RANGES) == checked_elsewhere
 
 

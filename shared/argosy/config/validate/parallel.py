@@ -74,7 +74,7 @@ def check_ranks(config: Config) -> Iterator[str]:
         engines["critic"] = config.full_critic.fsdp_config
     for key, engine in engines.items():
         size = engine.fsdp_size
-        if size != -1 and (size < 1 or ranks % size):
+        if size != -1 and ranks % size:
             yield (
                 f"{key}.fsdp_config.fsdp_size: got {size}, wants -1 or a size that divides "
                 f"trainer.n_gpus_per_node={ranks}"

@@ -154,6 +154,8 @@ RANGES: dict[str, Range] = {
     "argosy.rollout.min_p": Range(0, 1, high_open=True),
     "argosy.rollout.min_response_length": NOT_NEGATIVE,
     "trainer.n_gpus_per_node": COUNT,
+    f"{_ACTOR}.fsdp_config.fsdp_size": OR_OFF,
+    "critic.fsdp_config.fsdp_size": OR_OFF,
     "argosy.trainer.rank_timeout_s": POSITIVE,
     "argosy.trainer.log_prob_chunk_tokens": COUNT,
     "argosy.reference.log_prob_chunk_tokens": COUNT,
