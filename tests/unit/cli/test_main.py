@@ -16,7 +16,15 @@ def test_help_teaches_and_is_light() -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert result.returncode == 0
-    for command in ("train", "serve", "config", "data", "model", "argosy train algorithm.adv_estimator=grpo"):
+    for command in (
+        "train",
+        "serve",
+        "config",
+        "algorithms",
+        "data",
+        "model",
+        "argosy train algorithm.adv_estimator=grpo",
+    ):
         assert command in result.stdout
     heavy = ("torch", "transformers", "grpc", "pyarrow", "hydra", "numpy")
     imported = {line.rsplit("|", 1)[-1].strip() for line in result.stderr.splitlines()}
@@ -24,7 +32,7 @@ def test_help_teaches_and_is_light() -> None:
     assert time.monotonic() - started < 30  # a hang guard; it takes well under a second
 
 
-@pytest.mark.parametrize("command", ["train", "serve", "config", "data", "model"])
+@pytest.mark.parametrize("command", ["train", "serve", "config", "algorithms", "data", "model"])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
