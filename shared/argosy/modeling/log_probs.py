@@ -1,14 +1,16 @@
 """Log-probs of given tokens, entropy and Σπ² from hidden states, without ever holding [tokens, vocabulary].
 
-Dimension letters: M response tokens, E hidden size, V vocabulary, C tokens of a chunk.
+Dimension letters: M response tokens, E hidden size, V vocabulary, C tokens of a chunk, W vocabulary entries of a tile.
 
 With logits z = h·Wᵀ / temperature and π = softmax(z):
     log π_y = z_y - lse(z)          ∂/∂z_v = 1[v = y] - π_v
     H       = lse(z) - Σ_v π_v z_v  ∂/∂z_v = -π_v (log π_v + H)
     Σ_v π_v²                        (not differentiated: it only serves advantage baselines)
 
-The forward keeps one number per token; the backward computes each chunk's logits once more. Peak memory is therefore
-C·V, whatever M is.
+Logits exist in tiles [C, W]. The forward goes through a chunk's tiles with running sums that are rescaled whenever a
+tile has a new largest logit (online softmax: Milakov & Gimelshein 2018, arXiv:1805.02867) and keeps one number per
+token; the backward computes each tile's logits once more. Peak memory is C·W, whatever M and V are, and a tile is small
+enough to stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -30,6 +32,10 @@ class TokenStats:
     """Of the same distribution, in nats."""
     sum_pi_squared: Tensor | None = None
     """Σ_v π_v², without gradient."""
+
+
+VOCABULARY_TILE = 8192
+"""Vocabulary entries whose logits exist at one time (W)."""
 
 
 def token_stats(
@@ -64,8 +70,51 @@ def token_stats(
     return TokenStats(log_probs, entropies if entropy else None, squares if sum_pi_squared else None)
 
 
+@dataclass(slots=True, eq=False)
+class _RunningSums:
+    """Of one chunk's tokens over the tiles so far; logits are relative to `top`. All are [C]."""
+
+    top: Tensor
+    """Largest logit."""
+    total: Tensor
+    """Σ e^(z - top)."""
+    chosen: Tensor
+    """The target's logit."""
+    weighted: Tensor | None
+    """Σ e^(z - top) (z - top), for the entropy."""
+    squares: Tensor | None
+    """Σ e^(2 (z - top))."""
+
+    @classmethod
+    def of_tile(cls, logits: Tensor, places: Tensor, want_entropy: bool, want_squares: bool) -> _RunningSums:
+        """One tile's. `places` [C]: the target's column, if it is in this tile. Overwrites `logits` [C, W]."""
+        top = logits.amax(1)
+        chosen = logits.gather(1, places[:, None])[:, 0]
+        logits.sub_(top[:, None])
+        weights = logits.exp() if want_entropy else logits.exp_()  # unnormalised π
+        total = weights.sum(1)
+        squares = weights.square().sum(1) if want_squares else None
+        weighted = weights.mul_(logits).sum(1) if want_entropy else None
+        return cls(top, total, chosen, weighted, squares)
+
+    def add(self, tile: _RunningSums, inside: Tensor) -> None:
+        """Join another tile's sums; `inside` [C]: whose target is in that tile."""
+        top = torch.maximum(self.top, tile.top)
+        mine, other = self.top - top, tile.top - top  # ≤ 0
+        mine_scale, other_scale = mine.exp(), other.exp()
+        if self.weighted is not None and tile.weighted is not None:
+            self.weighted = mine_scale * (self.weighted + mine * self.total) + other_scale * (
+                tile.weighted + other * tile.total
+            )
+        if self.squares is not None and tile.squares is not None:
+            self.squares = mine_scale.square() * self.squares + other_scale.square() * tile.squares
+        self.total = mine_scale * self.total + other_scale * tile.total
+        self.chosen = torch.where(inside, tile.chosen, self.chosen)
+        self.top = top
+
+
 class _ChunkedHead(torch.autograd.Function):
-    """Output head and softmax statistics, chunk by chunk in both directions."""
+    """Output head and softmax statistics, tile by tile in both directions."""
 
     @staticmethod
     def forward(
@@ -86,25 +135,28 @@ class _ChunkedHead(torch.autograd.Function):
         entropies = torch.empty_like(log_probs) if want_entropy else log_probs.new_empty(0)
         squares = torch.empty_like(log_probs) if want_squares else log_probs.new_empty(0)
         with torch.autocast(hidden.device.type, enabled=False):
-            head = weight.to(compute_dtype)
             for start in range(0, count, chunk_tokens):
                 part = slice(start, start + chunk_tokens)
-                logits = _logits(hidden[part], head, temperature, accumulate)  # [C, V]
-                top = logits.amax(1)
-                logits.sub_(top[:, None])
-                chosen = logits.gather(1, targets[part, None])[:, 0]
-                weights = logits.exp() if want_entropy else logits.exp_()  # unnormalised π
-                total = weights.sum(1)
-                log_total = total.log()
-                log_probs[part] = chosen - log_total
-                normalizers[part] = log_total + top
-                if want_squares:
-                    squares[part] = weights.square().sum(1) / total.square()
-                if want_entropy:
-                    entropies[part] = log_total - weights.mul_(logits).sum(1) / total
+                states = hidden[part].to(compute_dtype)
+                sums: _RunningSums | None = None
+                for tile in _tiles(weight):
+                    logits = _logits(states, weight[tile].to(compute_dtype), temperature, accumulate)  # [C, W]
+                    places, inside = _places(targets[part], tile)
+                    found = _RunningSums.of_tile(logits, places, want_entropy, want_squares)
+                    if sums is None:
+                        sums = found
+                    else:
+                        sums.add(found, inside)
+                assert sums is not None  # a vocabulary has at least one tile
+                log_total = sums.total.log()
+                normalizers[part] = log_total + sums.top
+                log_probs[part] = sums.chosen - sums.top - log_total
+                if sums.squares is not None:
+                    squares[part] = sums.squares / sums.total.square()
+                if sums.weighted is not None:
+                    entropies[part] = log_total - sums.weighted / sums.total
         ctx.save_for_backward(hidden, weight, targets, normalizers, entropies)
-        ctx.settings = (temperature, chunk_tokens, accumulate, want_entropy)
-        ctx.head = head  # a cast of the weight is made once for both directions
+        ctx.settings = (temperature, chunk_tokens, compute_dtype, accumulate, want_entropy)
         ctx.mark_non_differentiable(squares)
         return log_probs, entropies, squares
 
@@ -112,39 +164,53 @@ class _ChunkedHead(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_log_probs, grad_entropies, _ = grads
         hidden, weight, targets, normalizers, entropies = ctx.saved_tensors
-        temperature, chunk_tokens, accumulate, want_entropy = ctx.settings
-        head = ctx.head
-        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        temperature, chunk_tokens, compute_dtype, accumulate, want_entropy = ctx.settings
+        grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, len(targets), chunk_tokens):
                 part = slice(start, start + chunk_tokens)
-                states = hidden[part]
-                log_pi = _logits(states, head, temperature, accumulate).sub_(normalizers[part, None])  # [C, V]
-                if want_entropy:
-                    pi = log_pi.exp()
-                    scale = log_pi.add_(entropies[part, None]).mul_(grad_entropies[part, None])
-                    slope = scale.add_(grad_log_probs[part, None]).mul_(pi).neg_()
-                else:
-                    slope = log_pi.exp_().mul_(-grad_log_probs[part, None])
-                slope.scatter_add_(1, targets[part, None], grad_log_probs[part, None])
-                slope = slope.div_(temperature).to(head.dtype)  # ∂loss/∂(h·Wᵀ), [C, V]
-                if grad_hidden is not None:
-                    grad_hidden[part] = slope @ head
-                if grad_weight is not None:
-                    _add_product(grad_weight, slope, states.to(head.dtype))
+                states = hidden[part].to(compute_dtype)
+                for tile in _tiles(weight):
+                    head = weight[tile].to(compute_dtype)
+                    log_pi = _logits(states, head, temperature, accumulate).sub_(normalizers[part, None])  # [C, W]
+                    if want_entropy:
+                        pi = log_pi.exp()
+                        scale = log_pi.add_(entropies[part, None]).mul_(grad_entropies[part, None])
+                        slope = scale.add_(grad_log_probs[part, None]).mul_(pi).neg_()
+                    else:
+                        slope = log_pi.exp_().mul_(-grad_log_probs[part, None])
+                    places, inside = _places(targets[part], tile)
+                    slope.scatter_add_(1, places[:, None], (grad_log_probs[part] * inside)[:, None])
+                    # Of loss by h·Wᵀ, [C, W].
+                    slope = (slope if temperature == 1.0 else slope.div_(temperature)).to(compute_dtype)
+                    if grad_hidden is not None:
+                        _add_product(grad_hidden[part], slope, head)
+                    if grad_weight is not None:
+                        _add_product(grad_weight[tile], slope.T, states)
         return grad_hidden, grad_weight, None, None, None, None, None, None
 
 
-def _logits(hidden: Tensor, head: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
-    """[C, V] in `dtype`, in memory of its own."""
-    logits = (hidden.to(head.dtype) @ head.T).to(dtype)
+def _tiles(weight: Tensor) -> list[slice]:
+    """Rows of the output head, VOCABULARY_TILE at a time."""
+    return [slice(start, start + VOCABULARY_TILE) for start in range(0, len(weight), VOCABULARY_TILE)]
+
+
+def _places(targets: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
+    """Each target's column in the tile [C] (any valid one, if it is not there), and whether it is there [C]."""
+    inside = (targets >= tile.start) & (targets < tile.stop)
+    return torch.where(inside, targets - tile.start, 0), inside
+
+
+def _logits(states: Tensor, head: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+    """[C, W] in `dtype`, in memory of its own."""
+    logits = (states @ head.T).to(dtype)
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 
-def _add_product(total: Tensor, slope: Tensor, states: Tensor) -> None:
-    """total [V, E] += slopeᵀ [V, C] · states [C, E], summed in total's own precision."""
-    if total.dtype == slope.dtype:
-        total.addmm_(slope.T, states)
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left · right, summed in total's own precision."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
     else:
-        total.add_(slope.T @ states)
+        total.add_(left @ right)

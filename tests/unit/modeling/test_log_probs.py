@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from argosy.modeling import log_probs
 from argosy.modeling.log_probs import token_stats
+
+
+@pytest.fixture(autouse=True, params=[4, 8192])
+def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Everything holds with the vocabulary in several tiles (the last one smaller) and in one."""
+    monkeypatch.setattr(log_probs, "VOCABULARY_TILE", request.param)
+    return int(request.param)
 
 
 def inputs(
@@ -123,14 +131,15 @@ class LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def test_no_tensor_of_tokens_by_vocabulary_ever_exists() -> None:
-    tokens, width, vocabulary, chunk = 500, 4, 300, 10
+def test_neither_tokens_by_vocabulary_nor_a_chunk_by_vocabulary_ever_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, width, vocabulary, chunk, tile = 500, 4, 3000, 100, 512
+    monkeypatch.setattr(log_probs, "VOCABULARY_TILE", tile)
     hidden, weight, targets = inputs(tokens, width, vocabulary, torch.float32)
     with LargestTensor() as largest:
         stats = token_stats(hidden, weight, targets, chunk_tokens=chunk, entropy=True, sum_pi_squared=True)
         assert stats.entropy is not None
         (stats.log_probs + stats.entropy).sum().backward()  # type: ignore[no-untyped-call]
-    assert largest.elements == chunk * vocabulary
+    assert largest.elements == chunk * tile
 
 
 @pytest.mark.parametrize(("name", "value"), [("temperature", 0.0), ("temperature", -1.0), ("chunk_tokens", 0)])
