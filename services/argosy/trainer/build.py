@@ -89,6 +89,7 @@ def critic_options_from(cfg: Config) -> TrainerOptions:
     policy = options_from(cfg)
     return replace(
         policy,
+        backend=_critic_backend(policy),
         parallel=replace(policy.parallel, sequence_parallel=critic.ulysses_sequence_parallel_size or 1),
         value_head=True,
         lora=None,  # the policy's; a critic trains all its weights
@@ -125,8 +126,17 @@ def backend_of(cfg: Config) -> str:
     asked = cfg.argosy.trainer.backend
     if asked != "auto":
         return asked
+    if cfg.actor_rollout_ref.actor.strategy == "megatron":
+        return "megatron"
     away = cfg.actor_rollout_ref.actor.fsdp_config.param_offload  # of FSDP only
     return "single" if cfg.trainer.n_gpus_per_node == 1 and not away else "fsdp"
+
+
+def _critic_backend(policy: TrainerOptions) -> str:
+    """The policy's; megatron-core's model has no value head here, so its critic is FSDP2's."""
+    if policy.backend != "megatron":
+        return policy.backend
+    return "single" if policy.parallel.world_size == 1 else "fsdp"
 
 
 def _fsdp(engine: EngineConfig) -> FsdpOptions:
@@ -144,9 +154,13 @@ def _threads(cfg: Config, role: str) -> int:
 def _optimizer(cfg: Config, optim: OptimConfig, grad_clip: float) -> OptimizerOptions:
     return OptimizerOptions(
         schedule=schedule_from(cfg, optim),
+        optimizer=optim.kind[0],
+        optimizer_impl=optim.kind[1],
+        override=dict(optim.override_optimizer_config or {}),
         weight_decay=optim.weight_decay,
         betas=optim.betas,
         eps=optim.eps,
+        no_decay_1d=cfg.argosy.trainer.no_decay_1d,
         grad_clip=grad_clip,
     )
 

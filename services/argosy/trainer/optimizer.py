@@ -1,4 +1,4 @@
-"""AdamW over float32 master weights: global-norm clip, skipped steps, and how much of the model really moved."""
+"""The optimizer over float32 master weights: global-norm clip, skipped steps, and how much really moved."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from argosy.trainer.optimizer_kinds import kind_of, make_optimizer
 from argosy.trainer.options import OptimizerOptions
 from argosy.trainer.sharded import global_norm, local, total_over_ranks
 from argosy.types.errors import InternalError
@@ -33,7 +34,7 @@ class StepOutcome:
 
 
 class MasterOptimizer:
-    """AdamW on named parameters.
+    """AdamW (or what `optimizer_kinds` has in its place) on named parameters.
 
     A gradient norm that isn't finite skips the step: one bad micro-batch must not poison moments and weights for ever.
     """
@@ -41,14 +42,8 @@ class MasterOptimizer:
     def __init__(self, parameters: Mapping[str, nn.Parameter], options: OptimizerOptions) -> None:
         self._parameters = dict(parameters)
         self._options = options
-        self._adam = torch.optim.AdamW(
-            list(self._parameters.values()),
-            lr=options.schedule.peak,
-            betas=options.betas,
-            eps=options.eps,
-            weight_decay=options.weight_decay,
-            fused=True,
-        )
+        self._kind = kind_of(options)
+        self._adam = make_optimizer(self._kind, self._parameters, options)
         self.skipped_steps = 0
         """Since the start of the run."""
         self.consecutive_skips = 0
@@ -73,7 +68,10 @@ class MasterOptimizer:
         if self._options.grad_clip > 0:
             _clip([local(gradient) for gradient in gradients], self._options.grad_clip, norm)
         for group in self._adam.param_groups:
-            group["lr"] = rate
+            if isinstance(group["lr"], Tensor):  # part of a compiled step: another object would compile it again
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
         before = [_watched(parameter).clone() for parameter in self._parameters.values()]
         self._adam.step()
         self.zero_grad()
@@ -111,11 +109,11 @@ class MasterOptimizer:
         return changed_count / max(count, 1)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """AdamW's state as "{key}/{parameter name}"; empty before the first step."""
+        """The optimizer's state as "{key}/{parameter name}"; empty before the first step."""
         found = {}
         for name, parameter in self._parameters.items():
-            for key, value in self._adam.state.get(parameter, {}).items():
-                found[f"{key}/{name}"] = value.detach()
+            for key, value in self._kind.pack(self._adam.state.get(parameter, {})).items():
+                found[f"{key}/{name}"] = value
         return found
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -123,18 +121,30 @@ class MasterOptimizer:
         self._adam.state.clear()
         if not tensors:
             return
+        by_name: dict[str, dict[str, Tensor]] = {name: {} for name in self._parameters}
+        for key, tensor in tensors.items():
+            state_key, _, name = key.partition("/")
+            by_name[name][state_key] = tensor.to(self._parameters[name].device, copy=True)
         for name, parameter in self._parameters.items():
-            self._adam.state[parameter] = {
-                key: tensors[f"{key}/{name}"].to(parameter.device, copy=True) for key in STATE_KEYS
-            }
+            self._adam.state[parameter] = self._kind.unpack(by_name[name])
 
     def expected_state(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of a full state."""
+        if not self._kind.full_precision:
+            return self._state_of_a_step()
+        keys = (*STATE_KEYS, "max_exp_avg_sq") if self._options.override.get("amsgrad") else STATE_KEYS
         return {
             f"{key}/{name}": () if key == "step" else tuple(parameter.shape)
             for name, parameter in self._parameters.items()
-            for key in STATE_KEYS
+            for key in keys
         }
+
+    def _state_of_a_step(self) -> dict[str, tuple[int, ...]]:
+        """What a step on parameters of the same shapes leaves: the library alone knows which moments have 8 bits."""
+        blank = {name: nn.Parameter(torch.zeros_like(parameter)) for name, parameter in self._parameters.items()}
+        other = MasterOptimizer(blank, self._options)
+        other.step(0.0)
+        return {name: tuple(tensor.shape) for name, tensor in other.state_tensors().items()}
 
 
 def _clip(gradients: list[Tensor], bound: float, norm: Tensor) -> None:

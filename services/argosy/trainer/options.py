@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from argosy.modeling.loading import ModelSource
 from argosy.modeling.microbatch import MicroBatchLimit
@@ -14,12 +16,19 @@ from argosy.types.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class OptimizerOptions:
-    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101). All parameters are in one group, as in verl."""
+    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101), by default with all parameters in one group, as in verl."""
 
     schedule: Schedule = field(default_factory=lambda: Schedule(1e-6))
+    optimizer: str = "AdamW"
+    """With optimizer_impl a key of `argosy.trainer.optimizer_kinds.OPTIMIZERS`."""
+    optimizer_impl: str = "torch.optim"
+    override: Mapping[str, Any] = field(default_factory=dict)
+    """More settings of that optimizer, over those below."""
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    no_decay_1d: bool = False
+    """Leave norms, biases and embeddings without weight decay."""
     grad_clip: float = 1.0
     """Bound of the gradient's global norm; 0 or less leaves gradients as they are."""
     max_skipped_steps: int = 3

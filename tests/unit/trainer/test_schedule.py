@@ -45,3 +45,27 @@ def test_wsd_is_stable_until_the_last_tenth() -> None:
 def test_senseless_schedules_are_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Schedule(1.0, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("warmup", "total", "floor", "cycles"), [(0, 7, 0.0, 0.5), (4, 20, 0.1, 0.5), (3, 11, 0.2, 1.5)]
+)
+def test_shapes_are_those_of_transformers(warmup: int, total: int, floor: float, cycles: float) -> None:
+    """Its schedulers, stepped, against ours as functions of the step."""
+    import torch
+    from transformers import optimization
+
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=3.0)
+    theirs = {
+        "constant": optimization.get_constant_schedule_with_warmup(optimizer, warmup),
+        "linear": optimization.get_linear_schedule_with_warmup(optimizer, warmup, total),
+        "cosine": optimization.get_cosine_with_min_lr_schedule_with_warmup(
+            optimizer, warmup, total, num_cycles=cycles, min_lr_rate=floor
+        ),
+    }
+    for shape, scheduler in theirs.items():
+        minimum = floor if shape == "cosine" else 0.0
+        ours = Schedule(3.0, shape, warmup, total, min_ratio=minimum, cycles=cycles)
+        factor = scheduler.lr_lambdas[0]
+        expected = [3.0 * factor(step) for step in range(total + 1)]
+        assert [ours.rate(step) for step in range(total + 1)] == pytest.approx(expected), shape

@@ -9,7 +9,10 @@ from argosy.config.keys.entry import Refused
 
 _MODEL, _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{name}" for name in ("model", "actor", "rollout", "ref"))
 
-_RANKS = "the trainer is one process until the multi-rank backends arrive; leave it out"
+_NO_PIPELINE = "the megatron backend cuts layers (tensor_model_parallel_size), not the stack of them"
+_NO_CONTEXT = "the megatron backend has no context parallel; strategy=fsdp2 has ulysses_sequence_parallel_size"
+_NO_EXPERTS = "mixture-of-experts models are not there"
+_NO_MEGATRON_OFFLOAD = "the megatron backend keeps its state where it computes; strategy=fsdp2 can put it away"
 _LORA = "set model.lora_rank, lora_alpha, target_modules and exclude_modules"
 _IMAGES = "models here read text only; leave it out"
 _ALGORITHM = "arrives with the algorithm families; leave it out"
@@ -43,18 +46,27 @@ REFUSED: dict[str, Refused] = {
     f"{_MODEL}.mtp.*": Refused("multi-token prediction is not there yet"),
     # actor
     f"{_ACTOR}.ppo_micro_batch_size": Refused(f"{_OLD}; set {_ACTOR}.ppo_micro_batch_size_per_gpu", neutral=(None,)),
-    f"{_ACTOR}.megatron.*": Refused(f"Megatron: {_RANKS}"),
+    f"{_ACTOR}.megatron.pipeline_model_parallel_size": Refused(_NO_PIPELINE, neutral=(1, None)),
+    f"{_ACTOR}.megatron.virtual_pipeline_model_parallel_size": Refused(_NO_PIPELINE, neutral=(None,)),
+    f"{_ACTOR}.megatron.context_parallel_size": Refused(_NO_CONTEXT, neutral=(1, None)),
+    f"{_ACTOR}.megatron.expert_model_parallel_size": Refused(_NO_EXPERTS, neutral=(1, None)),
+    f"{_ACTOR}.megatron.expert_tensor_parallel_size": Refused(_NO_EXPERTS, neutral=(1, None)),
+    f"{_ACTOR}.megatron.param_offload": Refused(_NO_MEGATRON_OFFLOAD, neutral=(False,)),
+    f"{_ACTOR}.megatron.grad_offload": Refused(_NO_MEGATRON_OFFLOAD, neutral=(False,)),
+    f"{_ACTOR}.megatron.optimizer_offload": Refused(_NO_MEGATRON_OFFLOAD, neutral=(False,)),
+    f"{_ACTOR}.megatron.use_mbridge": Refused(
+        "weights are always converted here, to and from Hugging Face names", neutral=(True, False)
+    ),
+    f"{_ACTOR}.megatron.sequence_parallel": Refused("Megatron's sequence parallel is not there", neutral=(False,)),
+    f"{_ACTOR}.megatron.*": Refused(
+        "is no setting of the megatron backend, which reads tensor_model_parallel_size", neutral=(None,)
+    ),
     f"{_ACTOR}.use_rollout_log_probs": Refused("old log-probs are always the trainer's own for now", neutral=(False,)),
     f"{_ACTOR}.router_replay.*": Refused("router replay for mixture-of-experts models is not there yet"),
     f"{_ACTOR}.policy_loss.rollout_correction.*": Refused("set algorithm.rollout_correction.*"),
     f"{_ACTOR}.freeze_vision_tower": Refused(_IMAGES, neutral=(False,)),
     f"{_ACTOR}.entropy_coef": Refused(f"the key is {_ACTOR}.entropy_coeff, with two f"),
     f"{_ACTOR}.lr": Refused(f"set {_ACTOR}.optim.lr"),
-    f"{_ACTOR}.optim.optimizer": Refused("only AdamW is there", neutral=("AdamW", "adamw", "adam")),
-    f"{_ACTOR}.optim.optimizer_impl": Refused("only torch's AdamW is there", neutral=("torch.optim",)),
-    f"{_ACTOR}.optim.override_optimizer_config": Refused(
-        "set optim.lr, weight_decay, betas and eps by their own keys", neutral=(None, {})
-    ),
     f"{_ACTOR}.fsdp_config.mixed_precision": Refused(f"set {_ACTOR}.fsdp_config.dtype", neutral=(None,)),
     f"{_ACTOR}.fsdp_config.mixed_precision.*": Refused(f"set {_ACTOR}.fsdp_config.dtype"),
     # rollout
@@ -83,7 +95,7 @@ REFUSED: dict[str, Refused] = {
     f"{_ROLLOUT}.stop": Refused("set argosy.rollout.stop"),
     f"{_ROLLOUT}.min_p": Refused("set argosy.rollout.min_p"),
     # ref
-    f"{_REF}.megatron.*": Refused(f"Megatron: {_RANKS}"),
+    f"{_REF}.megatron.*": Refused("the reference is one process; leave it out"),
     f"{_REF}.ulysses_sequence_parallel_size": Refused("the reference is one process", neutral=(1,)),
     f"{_REF}.log_prob_micro_batch_size": Refused(
         f"{_OLD}; set {_REF}.log_prob_micro_batch_size_per_gpu", neutral=(None,)
@@ -96,14 +108,9 @@ REFUSED: dict[str, Refused] = {
     "critic.ppo_micro_batch_size": Refused(f"{_OLD}; set critic.ppo_micro_batch_size_per_gpu", neutral=(None,)),
     "critic.forward_micro_batch_size": Refused(f"{_OLD}; set critic.forward_micro_batch_size_per_gpu", neutral=(None,)),
     "critic.rollout_n": Refused("set actor_rollout_ref.rollout.n", neutral=(None,)),
-    "critic.megatron.*": Refused(f"Megatron: {_RANKS}"),
+    "critic.megatron.*": Refused("a critic trains with FSDP2 beside a megatron policy; leave it out"),
     "critic.model.lora_rank": Refused("a critic trains all its weights; leave it out", neutral=(0, None)),
     "critic.model.external_lib": Refused("importing other modules at the start is not there yet", neutral=(None,)),
-    "critic.optim.optimizer": Refused("only AdamW is there", neutral=("AdamW", "adamw", "adam")),
-    "critic.optim.optimizer_impl": Refused("only torch's AdamW is there", neutral=("torch.optim",)),
-    "critic.optim.override_optimizer_config": Refused(
-        "set optim.lr, weight_decay, betas and eps by their own keys", neutral=(None, {})
-    ),
     "critic.fsdp_config.mixed_precision": Refused("set critic.fsdp_config.dtype", neutral=(None,)),
     "critic.fsdp_config.mixed_precision.*": Refused("set critic.fsdp_config.dtype"),
     # algorithm

@@ -40,8 +40,8 @@ class TrainerServiceConfig:
     """The trainer service."""
 
     backend: str = "auto"
-    """How it computes: "single" (one process), "fsdp" (any number of ranks), or "auto": "fsdp", but "single" where one
-    rank has nothing to shard or to put away (fsdp_config.param_offload)."""
+    """How it computes: "single" (one process), "fsdp" or "megatron" (any number of ranks), or "auto": what
+    actor.strategy says, but "single" where one rank has nothing to shard or to put away (fsdp_config.param_offload)."""
     rank_timeout_s: float = 600.0
     """Seconds that ranks may wait for each other in one exchange. A rank that fails ends all within seconds all the
     same; this is for one that hangs."""
@@ -54,6 +54,8 @@ class TrainerServiceConfig:
     tensor_parallel_size: int = 1
     """Trainer ranks that divide each matrix, of policy and critic; 1: none. × ulysses_sequence_parallel_size it must
     divide trainer.n_gpus_per_node, and it must divide the attention and key-value heads."""
+    no_decay_1d: bool = False
+    """Leave norms, biases and embeddings without weight decay. (verl decays all parameters alike.)"""
     background_save: bool = True
     """Write checkpoints while training goes on, from a copy in main memory (12 bytes for each trained parameter, shared
     among the ranks). false: training waits for the files; saves that memory."""

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+OPTIMIZERS = (("AdamW", "torch.optim"), ("AdamW8bit", "bitsandbytes.optim"), ("AdamW8bit", "torchao.optim"))
+"""Known pairs of optimizer and optimizer_impl."""
 
 
 @dataclass(frozen=True)
 class OptimConfig:
     """AdamW and its schedule. The schedule moves once per training step, not once per mini-batch."""
 
+    optimizer: str = "AdamW"
+    """"AdamW" ("adamw" and "adam" are the same), or "AdamW8bit" with 8-bit moments: a quarter of their memory."""
+    optimizer_impl: str = "torch.optim"
+    """Whose: "torch.optim" of AdamW; "bitsandbytes.optim" or "torchao.optim" of AdamW8bit, where that is installed."""
+    override_optimizer_config: Mapping[str, Any] | None = None
+    """More settings of the optimizer, such as {amsgrad: true}, over the keys of this section; null is none."""
     lr: float = 1e-6
     """Peak learning rate, reached when the warm-up ends."""
     weight_decay: float = 0.01
@@ -29,6 +40,11 @@ class OptimConfig:
     """Cosine periods between warm-up and end; 0.5 falls once from lr to min_lr_ratio × lr."""
     total_training_steps: int = -1
     """Length of the schedule in steps; -1 takes the run's own number of steps."""
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """(optimizer, optimizer_impl), with verl's older spellings of AdamW."""
+        return "AdamW" if self.optimizer in ("adam", "adamw") else self.optimizer, self.optimizer_impl
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 
 from argosy.config.schema import Config, OptimConfig
+from argosy.config.schema.optim import OPTIMIZERS
 from argosy.config.validate.rules import one_of
 
 LOGGERS = ("console", "file", "tensorboard", "wandb")
@@ -101,6 +102,11 @@ def check_optimizer(config: Config) -> Iterator[str]:
 def _check_optim(config: Config, path: str, optim: OptimConfig) -> Iterator[str]:
     if not all(0 <= beta < 1 for beta in optim.betas):
         yield f"{path}.betas: got {list(optim.betas)}, wants both ≥ 0 and < 1"
+    if optim.kind not in OPTIMIZERS:
+        known = one_of(f"{name} with optimizer_impl={impl}" for name, impl in OPTIMIZERS)
+        yield f"{path}.optimizer: got {optim.optimizer} with optimizer_impl={optim.optimizer_impl}, wants {known}"
+    if "lr" in (optim.override_optimizer_config or {}):
+        yield f"{path}.override_optimizer_config: got lr, which the schedule sets; set {path}.lr"
     lengths = {
         f"{path}.total_training_steps": optim.total_training_steps,
         "trainer.total_training_steps": config.trainer.total_training_steps or -1,

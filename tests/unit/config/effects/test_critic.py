@@ -20,7 +20,7 @@ from argosy.trainer.minibatch import mini_batches
 from argosy.trainer.objective import ValueColumns, value_objective
 from argosy.trainer.optimizer import MasterOptimizer
 from argosy.types.batch import TrajectoryBatch
-from argosy.types.errors import InvalidInputError
+from argosy.types.errors import ConfigError, InvalidInputError
 from argosy.types.ragged import Ragged
 from argosy.types.records import GlobalNormalizer
 from support.training import grouped_batch, mutation
@@ -372,3 +372,20 @@ def test_total_training_steps(job: Config) -> None:
     filled = PreparedRun(job).config.critic.optim.total_training_steps
     kept = PreparedRun(job.with_values({"critic.optim.total_training_steps": 7})).config
     assert (filled, kept.critic.optim.total_training_steps) == (2, 7)
+
+
+def test_optimizer() -> None:
+    changed = BASE.with_values({"critic.optim.optimizer": "nonsense"})
+    with pytest.raises(ConfigError, match="unknown optimizer nonsense"):
+        weight_after(changed, 1.0)
+
+
+def test_optimizer_impl() -> None:
+    changed = BASE.with_values({"critic.optim.optimizer_impl": "nonsense.optim"})
+    with pytest.raises(ConfigError, match=r"AdamW of nonsense\.optim"):
+        weight_after(changed, 1.0)
+
+
+def test_override_optimizer_config() -> None:
+    changed = BASE.with_values({"critic.optim.override_optimizer_config": {"eps": 1.0}})
+    assert weight_after(changed, 1.0) == pytest.approx(0.75)

@@ -7,9 +7,11 @@ import torch
 from torch import nn
 
 from argosy.config import Config, load
+from argosy.config.validate import find_problems
 from argosy.controller.prepare import PreparedRun
 from argosy.trainer.build import options_from
 from argosy.trainer.optimizer import MasterOptimizer
+from argosy.types.errors import ConfigError
 
 BASE = Config().with_values({
     "actor_rollout_ref.model.path": "m", "actor_rollout_ref.actor.optim.lr": 0.5,
@@ -117,3 +119,37 @@ def test_total_training_steps(job: Config) -> None:
     filled = PreparedRun(job).config.actor_rollout_ref.actor.optim.total_training_steps
     kept = PreparedRun(job.with_values({"actor_rollout_ref.actor.optim.total_training_steps": 7})).config
     assert (filled, kept.actor_rollout_ref.actor.optim.total_training_steps) == (2, 7)
+
+
+def test_optimizer() -> None:
+    """verl's spellings of AdamW are the same; one without its library is refused when the trainer is made."""
+    path = "actor_rollout_ref.actor.optim.optimizer"
+    assert weight_after(BASE.with_values({path: "adam"}), 1.0) == weight_after(BASE, 1.0)
+    found = find_problems(BASE.with_values({path: "AdamW8bit"}), files=False)
+    assert [text for text in found if "bitsandbytes.optim" in text]
+    options = options_from(BASE.with_values({path: "AdamW8bit"})).optimizer
+    with pytest.raises(ConfigError, match=r"unknown optimizer AdamW8bit of torch\.optim"):
+        MasterOptimizer({"weight": nn.Parameter(torch.ones(1))}, options)
+
+
+def test_optimizer_impl() -> None:
+    changed = BASE.with_values({
+        "actor_rollout_ref.actor.optim.optimizer": "AdamW8bit",
+        "actor_rollout_ref.actor.optim.optimizer_impl": "bitsandbytes.optim",
+    })  # fmt: skip
+    assert options_from(changed).optimizer.optimizer_impl == "bitsandbytes.optim"
+    assert not [text for text in find_problems(changed, files=False) if "optimizer" in text]
+
+
+def test_override_optimizer_config() -> None:
+    """It goes over the keys of the section; the learning rate is the schedule's."""
+    path = "actor_rollout_ref.actor.optim.override_optimizer_config"
+    assert weight_after(BASE.with_values({path: {"eps": 1.0}}), 1.0) == pytest.approx(0.75)
+    assert [text for text in find_problems(BASE.with_values({path: {"lr": 1.0}}), files=False) if "schedule" in text]
+    with pytest.raises(ConfigError, match="no setting 'momentum'"):
+        weight_after(BASE.with_values({path: {"momentum": 0.9}}), 1.0)
+
+
+def test_no_decay_1d() -> None:
+    changed = BASE.with_values({"actor_rollout_ref.actor.optim.weight_decay": 0.2, "argosy.trainer.no_decay_1d": True})
+    assert weight_after(changed, 0.0) == 1.0
