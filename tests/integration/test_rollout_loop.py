@@ -89,6 +89,7 @@ def test_bypass_mode_saves_the_pass_and_learns_the_same(toy_job: ToyJob) -> None
     halves = ("actor_rollout_ref.actor.ppo_mini_batch_size=4",)
     recomputed = train(toy_job, "recomputed", *halves, steps=1)[0]
     bypass = train(toy_job, "bypass", *halves, f"{CORRECTION}.bypass_mode=True", steps=1)[0]
+    assert bypass["rollout_corr/kl"] == pytest.approx(recomputed["actor/ppo_kl"], abs=1e-3)
     assert bypass["actor/optimizer_steps"] == recomputed["actor/optimizer_steps"] == 2
     assert bypass["actor/pg_loss"] == pytest.approx(recomputed["actor/pg_loss"], abs=1e-4)
     assert bypass["actor/grad_norm"] == pytest.approx(recomputed["actor/grad_norm"], rel=1e-3)

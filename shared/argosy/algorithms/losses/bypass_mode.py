@@ -101,7 +101,7 @@ def bypass_column(batch: MiniBatch, config: LossConfig) -> Floats:
 
 
 def bypass_loss(inputs: PolicyLossInputs, config: LossConfig) -> PolicyLossResult:
-    """Per token, by loss_type. Adds rollout_corr/rollout_rs_masked_fraction and, with weights, rollout_is_mean."""
+    """Per token, by loss_type. Adds rollout_corr/*: divergences of π from μ, what is rejected, the mean weight."""
     options = read_options(BypassOptions, config)
     weights, kept = _correction(inputs, options)
     if needs_bypass_column(config):
@@ -111,9 +111,19 @@ def bypass_loss(inputs: PolicyLossInputs, config: LossConfig) -> PolicyLossResul
     else:
         result = loss_result(-weights * inputs.advantages * inputs.log_probs, log_ratio(inputs))
     metrics = dict(result.token_metrics) | {"rollout_corr/rollout_rs_masked_fraction": 1.0 - kept}
+    metrics |= _divergences(log_ratio(inputs).detach())
     if options.weighted:
         metrics["rollout_corr/rollout_is_mean"] = weights
     return PolicyLossResult(result.losses * kept, metrics)
+
+
+def _divergences(log_ratios: Tensor) -> dict[str, Tensor]:
+    """Token means of rollout_correction/metrics.py that need no whole sequence, each [N], under the weights of now."""
+    return {
+        "rollout_corr/kl": -log_ratios,
+        "rollout_corr/k3_kl": torch.expm1(log_ratios) - log_ratios,
+        "rollout_corr/chi2_token": torch.expm1(2 * log_ratios),
+    }
 
 
 def _correction(inputs: PolicyLossInputs, options: BypassOptions) -> tuple[Tensor, Tensor]:
