@@ -58,7 +58,10 @@ FORMS: dict[str, Callable[[TrainerOptions], TrainerOptions]] = {
     "fsdp-4-both": lambda options: parallel(options, ParallelOptions(4, tensor_parallel=2)),
     "megatron-1": lambda options: with_ranks(options, "megatron", 1),
     "megatron-2-tensor": lambda options: dataclasses.replace(
-        options, backend="megatron", parallel=ParallelOptions(world_size=2, tensor_parallel=2)
+        options,
+        backend="megatron",
+        parallel=ParallelOptions(world_size=2, tensor_parallel=2),
+        gradient_checkpointing=True,
     ),
 }
 

@@ -16,10 +16,10 @@ _PROFILER = "traces are always written; see argosy.telemetry"
 _CHUNKS = "log-probs and entropy are always computed in chunks; see argosy.trainer.log_prob_chunk_tokens"
 _SYNC = "weights reach rollout over the services' own stream"
 _STRATEGY = {
-    "megatron": "Megatron arrives with the multi-rank backends",
-    "torchtitan": "torchtitan arrives with the multi-rank backends",
-    "veomni": "veomni arrives with the multi-rank backends",
-    "automodel": "automodel arrives with the multi-rank backends",
+    "megatron": "the reference is one process: leave it out",
+    "torchtitan": "torchtitan is not there",
+    "veomni": "veomni is not there",
+    "automodel": "automodel is not there",
 }
 _RETURNED = "the messages and ids of each row are always kept"
 

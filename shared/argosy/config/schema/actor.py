@@ -33,7 +33,8 @@ class ActorConfig:
     """The update of the policy. Sizes are global and counted in prompts; `*_per_gpu` sizes are local to a process."""
 
     strategy: str = "fsdp"
-    """How ranks hold the model between them: "fsdp" ("fsdp2" is the same: PyTorch's FSDP2)."""
+    """How ranks hold the model between them: "fsdp" ("fsdp2" is the same: PyTorch's FSDP2), or "megatron" (layers of
+    megatron-core, an extra, cut by argosy.trainer.tensor_parallel_size; a critic stays with FSDP2)."""
     ppo_mini_batch_size: int = 256
     """Prompts per optimizer step; × rollout.n sequences. Must divide data.train_batch_size."""
     ppo_micro_batch_size_per_gpu: int | None = None

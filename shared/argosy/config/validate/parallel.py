@@ -69,6 +69,8 @@ def check_ranks(config: Config) -> Iterator[str]:
             f"argosy.trainer.backend: got single, which is one process, with trainer.n_gpus_per_node={ranks}; wants "
             "auto or fsdp, or one rank"
         )
+    if actor_backend(config) == "megatron":
+        yield from _check_megatron(config)
     engines = {"actor_rollout_ref.actor": config.actor_rollout_ref.actor.fsdp_config}
     if config.needs_critic:
         engines["critic"] = config.full_critic.fsdp_config
@@ -84,3 +86,30 @@ def check_ranks(config: Config) -> Iterator[str]:
             f"trainer.n_gpus_per_node: got {ranks} with a critic and argosy.placement=inprocess; one process can't be "
             "a rank of both; set argosy.placement=local"
         )
+
+
+def actor_backend(config: Config) -> str:
+    """The policy's backend as asked for: by its own key, else by verl's strategy."""
+    asked = config.argosy.trainer.backend
+    return asked if asked != "auto" else config.actor_rollout_ref.actor.strategy
+
+
+def _check_megatron(config: Config) -> Iterator[str]:
+    """What megatron-core's layers can't do here."""
+    policy = config.actor_rollout_ref
+    engine = policy.actor.fsdp_config
+    lacking = (
+        ("actor_rollout_ref.actor.fsdp_config.dtype", engine.dtype, "float32"),
+        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size", policy.actor.ulysses_sequence_parallel_size, 1),
+        ("actor_rollout_ref.actor.fsdp_config.param_offload", engine.param_offload, False),
+        ("actor_rollout_ref.actor.fsdp_config.optimizer_offload", engine.optimizer_offload, False),
+        ("actor_rollout_ref.model.enable_activation_offload", policy.model.enable_activation_offload, False),
+        ("actor_rollout_ref.actor.use_torch_compile", policy.actor.use_torch_compile, False),
+        ("actor_rollout_ref.model.lora_rank", policy.model.lora_rank, 0),
+    )
+    for path, given, wanted in lacking:
+        if given != wanted:
+            yield (
+                f"{path}: got {given} with the megatron backend, which has only {wanted}; "
+                "actor_rollout_ref.actor.strategy=fsdp2 has both"
+            )

@@ -174,7 +174,7 @@ RANGES: dict[str, Range] = {
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "data.truncation": ("error", "left", "right", "middle"),
-    f"{_ACTOR}.strategy": ("fsdp", "fsdp2"),
+    f"{_ACTOR}.strategy": ("fsdp", "fsdp2", "megatron"),
     f"{_ACTOR}.policy_loss.loss_mode": tuple(LOSSES),
     f"{_ACTOR}.loss_agg_mode": tuple(AGGREGATION),
     f"{_ACTOR}.kl_loss_type": _KL_TYPES,
@@ -190,7 +190,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "reward_model.reward_manager": ("naive", "dapo"),
     "trainer.resume_mode": ("auto", "disable", "resume_path"),
     "argosy.placement": ("local", "inprocess"),
-    "argosy.trainer.backend": ("auto", "single", "fsdp"),
+    "argosy.trainer.backend": ("auto", "single", "fsdp", "megatron"),
     "argosy.rollout.dtype": _DTYPES,
     "argosy.reference.dtype": _DTYPES,
 }
@@ -212,7 +212,7 @@ LATER: dict[str, dict[str, str]] = {
         for section in _TRAINED
     },
     f"{_ACTOR}.strategy": dict.fromkeys(
-        ("megatron", "torchtitan", "veomni", "automodel"), "is a backend that is not there yet: set strategy=fsdp"
+        ("torchtitan", "veomni", "automodel"), "is a backend that is not there: set strategy=fsdp or megatron"
     ),
     "argosy.placement": {"fleet": "arrives with the elastic fleet: local starts every service on this machine"},
 }

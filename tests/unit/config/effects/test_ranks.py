@@ -48,6 +48,19 @@ def test_strategy(key: str) -> None:
     assert "strategy=torchtitan is a backend that is not there" in problems(load([*base, f"{key}=torchtitan"]))
 
 
+def test_megatron() -> None:
+    """By verl's names; a critic beside it is FSDP2's; what it lacks is refused."""
+    strategy = "actor_rollout_ref.actor.strategy"
+    chosen = PLAIN.with_values({strategy: "megatron"})
+    assert [options_from(config).backend for config in (PLAIN, chosen)] == ["fsdp", "megatron"]
+    assert critic_options_from(chosen).backend == "fsdp"
+    size = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size"
+    loaded = load(["actor_rollout_ref.model.path=m", f"{strategy}=megatron", f"{size}=2", "trainer.n_gpus_per_node=4"])
+    assert options_from(loaded).parallel.tensor_parallel == 2
+    half = chosen.with_values({"actor_rollout_ref.actor.fsdp_config.dtype": "bfloat16"})
+    assert "dtype: got bfloat16 with the megatron backend, which has only float32" in problems(half)
+
+
 def test_shard_size() -> None:
     changed = PLAIN.with_values({"actor_rollout_ref.actor.fsdp_config.fsdp_size": 2})
     assert [options_from(config).fsdp.shard_size for config in (PLAIN, changed)] == [-1, 2]

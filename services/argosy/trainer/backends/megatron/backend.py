@@ -66,7 +66,12 @@ class MegatronBackend:
         self._tensor_group = parallel_state.get_tensor_model_parallel_group()
         # Every rank loads the whole model once and keeps its parts.
         hf_model = load_causal_lm(options.model)
-        self._model = MegatronModel(hf_model, self._tensor_group, chunk_tokens=options.log_prob_chunk_tokens)
+        self._model = MegatronModel(
+            hf_model,
+            self._tensor_group,
+            chunk_tokens=options.log_prob_chunk_tokens,
+            checkpointing=options.gradient_checkpointing,
+        )
         self._model.check_against(hf_model)
         self._shell = hf_model.to("meta")
         self._parameters = self._model.parameters()
@@ -301,7 +306,8 @@ def check_options(options: TrainerOptions) -> None:
     lacking = {
         "a critic (critic.strategy=fsdp2 has it)": options.value_head,
         f"compute in {options.compute_dtype} (fsdp_config.dtype=float32)": options.compute_dtype != "float32",
-        "gradient checkpointing (model.enable_gradient_checkpointing=false)": options.gradient_checkpointing,
+        "LoRA (model.lora_rank=0)": options.lora is not None,
+        "layers compiled (actor.use_torch_compile=false)": options.compile_layers,
         "Ulysses sequence parallel (ulysses_sequence_parallel_size=1)": options.parallel.sequence_parallel > 1,
         f"parameters in {options.model.dtype}": options.model.dtype != "float32",
     }

@@ -43,12 +43,15 @@ class MegatronModel(PackedModel):
         hf_model: The loaded Hugging Face model: its config and weights are taken over; it is not kept.
         tensor_group: The tensor-parallel ranks, of which this process is one.
         chunk_tokens: As in `PackedModel`.
+        checkpointing: Recompute each layer in the backward pass.
 
     `megatron.core.parallel_state` must have been initialised. Raises ConfigError for a model or a number of ranks that
     it can't be built for.
     """
 
-    def __init__(self, hf_model: Any, tensor_group: dist.ProcessGroup, *, chunk_tokens: int) -> None:
+    def __init__(
+        self, hf_model: Any, tensor_group: dist.ProcessGroup, *, chunk_tokens: int, checkpointing: bool = False
+    ) -> None:
         config = hf_model.config
         check_supported(config, tensor_group.size())
         self.heads = head_shape(config)
@@ -66,7 +69,7 @@ class MegatronModel(PackedModel):
         self.chunk_tokens = chunk_tokens
         rotary = getattr(hf_model, hf_model.base_model_prefix).rotary_emb
         self._frequencies = rotary.inv_freq.detach().clone().float()
-        self.model: Any = _build(config, self.heads, tensor_group.size(), hf_model.device)
+        self.model: Any = _build(config, self.heads, tensor_group.size(), hf_model.device, checkpointing)
         self._take_over(hf_model)
         self._head: Any = _GatheredHead(self._head_shard(), tensor_group, config.vocab_size)
 
@@ -192,7 +195,21 @@ def _attention_class() -> type[nn.Module]:
     return PackedCoreAttention
 
 
-def _build(config: Any, heads: HeadShape, ranks: int, device: torch.device) -> Any:
+def _recomputed_layer_class() -> type[nn.Module]:
+    """Megatron's own recomputation saves CUDA's random states; nothing here is random, so PyTorch's does."""
+    from megatron.core.transformer.transformer_layer import TransformerLayer
+    from torch.utils.checkpoint import checkpoint
+
+    class RecomputedLayer(TransformerLayer):  # type: ignore[misc]  # the package has no types
+        """A layer that keeps its input only."""
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return checkpoint(super().forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    return RecomputedLayer
+
+
+def _build(config: Any, heads: HeadShape, ranks: int, device: torch.device, checkpointing: bool) -> Any:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
@@ -228,6 +245,8 @@ def _build(config: Any, heads: HeadShape, ranks: int, device: torch.device) -> A
     )
     spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=qk_norm)
     spec.submodules.self_attention.submodules.core_attention = _attention_class()
+    if checkpointing:
+        spec.module = _recomputed_layer_class()
     model = GPTModel(
         config=settings,
         transformer_layer_spec=spec,
