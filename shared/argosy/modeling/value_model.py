@@ -92,8 +92,14 @@ class ValueModel(nn.Module):
         config.num_labels = 1
         config.save_pretrained(folder)
         state = self.state_dict() if state_dict is None else state_dict
-        tensors = {name: tensor.detach() for name, tensor in state.items()}
+        tensors = {name: _alone_in_memory(tensor.detach()) for name, tensor in state.items()}
         save_torch_state_dict(tensors, folder, max_shard_size=max_shard_size)
+
+
+def _alone_in_memory(tensor: Tensor) -> Tensor:
+    """The tensor, copied if it is a part of a larger one (as gathered shards are): the file format refuses those."""
+    whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if whole else tensor.contiguous().clone()
 
 
 def load_value_model(source: ModelSource) -> ValueModel:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from torch import Tensor
 from argosy.algorithms.aggregation import AGGREGATIONS
 from argosy.modeling.loading import ModelSource
 from argosy.modeling.microbatch import MicroBatchLimit
-from argosy.modeling.value_model import load_value_model
 from argosy.trainer.backends.single import SingleProcessBackend
 from argosy.trainer.objective import global_normalizer
 from argosy.types.batch import TrajectoryBatch
@@ -24,80 +22,23 @@ from argosy.types.errors import InvalidInputError
 from argosy.types.ragged import Ragged
 from argosy.types.records import LossConfig
 from support.training import grouped_batch, options_for
-
-CLIP = 0.3
-LOSS = LossConfig(loss_mode="value", options={"cliprange_value": CLIP})
+from support.value_reference import LOSS, plain_critic, reference_loss, save_critic, value_batch
 
 
 @pytest.fixture(scope="module")
 def critic_folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A critic whose values are about as large as the returns."""
-    model = load_value_model(ModelSource(str(tiny_folder), device="cpu"))
-    with torch.no_grad():
-        model.score.weight.copy_(torch.linspace(-0.2, 0.2, model.score.in_features)[None])
-        model.score.bias.fill_(0.1)
-    folder = tmp_path_factory.mktemp("critic")
-    model.save_pretrained(folder)
-    return folder
-
-
-def value_batch() -> TrajectoryBatch:
-    """Old values and returns of all sizes, so that some tokens are clipped and some not; NaN where nothing trains."""
-    batch = grouped_batch()
-    mask = batch.ragged("response_mask")
-    rng = np.random.default_rng(3)
-    for name in ("values", "returns"):
-        drawn = np.where(mask.values > 0, rng.normal(size=len(mask.values)), np.nan)
-        batch = batch.with_column(name, Ragged(drawn.astype(np.float32), mask.offsets))
-    return batch
-
-
-def reference_loss(model: Any, batch: TrajectoryBatch, mode: str, scale: float) -> tuple[Tensor, float]:
-    """½ max((V-G)², (clip(V)-G)²) by loops over sequences and tokens; and the clipped share of tokens."""
-    total: Tensor = torch.zeros((), dtype=torch.float64)
-    masks = [row for row in batch.ragged("response_mask") if row.sum() > 0]
-    token_count = sum(int(row.sum()) for row in masks)
-    clipped = 0
-    for row in range(len(batch)):
-        prompt, response = batch.ragged("prompt_ids")[row], batch.ragged("response_ids")[row]
-        ids = torch.tensor(np.concatenate([prompt, response]).astype(np.int64))[None]
-        values = model(input_ids=ids).logits[0, :, 0]
-        losses = []
-        for place in range(len(response)):
-            if batch.ragged("response_mask")[row][place] == 0:
-                continue
-            value = values[len(prompt) - 1 + place]
-            old, target = float(batch.ragged("values")[row][place]), float(batch.ragged("returns")[row][place])
-            plain = (value - target) ** 2
-            bounded = (torch.clamp(value, old - CLIP, old + CLIP) - target) ** 2
-            clipped += int(bounded > plain)
-            losses.append(0.5 * torch.maximum(plain, bounded))
-        if not losses:
-            continue
-        summed: Tensor = torch.stack(losses).sum()
-        divisors = {
-            "token-mean": token_count,
-            "seq-mean-token-sum": len(masks),
-            "seq-mean-token-mean": len(masks) * len(losses),
-            "seq-mean-token-sum-norm": len(masks) * scale,
-        }
-        total = total + summed / divisors[mode]
-    return total, clipped / token_count
+    return save_critic(tiny_folder, tmp_path_factory.mktemp("critic"))
 
 
 @pytest.mark.parametrize("mode", sorted(AGGREGATIONS))
 def test_gradient_equals_the_definition_in_float64(critic_folder: Path, mode: str) -> None:
-    from transformers import AutoModelForTokenClassification
-
     batch = value_batch()
     loss = replace(LOSS, loss_agg_mode=mode, loss_scale_factor=16.0)
     source = ModelSource(str(critic_folder), dtype="float64", device="cpu")
     backend = SingleProcessBackend(options_for(critic_folder, model=source, value_head=True))
     metrics = backend.forward_backward(batch, loss, global_normalizer(batch))
-    plain: Any = AutoModelForTokenClassification.from_pretrained(
-        critic_folder, dtype=torch.float64, attn_implementation="eager"
-    )
-    expected, clipped = reference_loss(plain.eval(), batch, mode, 16.0)
+    plain = plain_critic(critic_folder)
+    expected, clipped = reference_loss(plain, batch, mode, 16.0)
     expected.backward()  # type: ignore[no-untyped-call]
     assert metrics["critic/vf_loss"] == pytest.approx(expected.item(), rel=1e-4)
     assert metrics["critic/vf_clipfrac"] == pytest.approx(clipped)

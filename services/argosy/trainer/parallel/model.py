@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor, Shard
-from torch.nn import functional
 
 from argosy.modeling.log_probs import TokenStats, token_stats
 from argosy.modeling.packed_model import PackedModel
@@ -144,7 +143,7 @@ class ParallelCritic(PackedValueModel):
         weight, bias = local_weight(self._head.weight), local_weight(self._head.bias)
         states = hidden.index_select(0, packed.output_rows)
         with torch.autocast(hidden.device.type, enabled=False):
-            return functional.linear(states.to(weight.dtype), weight, bias)[:, 0]
+            return torch.mv(states.to(weight.dtype), weight[0]) + bias  # a view would lose FSDP's backward hook
 
 
 def _vocabulary_group(weight: Tensor) -> ProcessGroup | None:
