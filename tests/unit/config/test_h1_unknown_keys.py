@@ -65,12 +65,12 @@ def test_h1_nothing_near_says_where_the_keys_are() -> None:
 
 
 def test_h1_every_problem_at_once() -> None:
-    message = refusal("learning_rte=1", "trainer.lr=1", "data.seed=x,y", "actor_rollout_ref.model.lora_rank=8")
+    message = refusal("learning_rte=1", "trainer.lr=1", "data.seed=x,y", "data.image_key=picture")
     assert [line.partition(":")[0].partition("=")[0] for line in message.splitlines()] == [
         "learning_rte",
         "trainer.lr",
         "data.seed",
-        "actor_rollout_ref.model.lora_rank",
+        "data.image_key",
     ]
 
 
