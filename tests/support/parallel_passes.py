@@ -149,16 +149,18 @@ def rank_pass(options: ParallelOptions, settings: Pass) -> Outcome:
     return outcome
 
 
-def saved_bytes(folder: Path, options: ParallelOptions, packed: PackedBatch) -> int:
-    """Bytes that autograd keeps of one sequence-parallel forward on this rank, parameters and layout left out."""
+def saved_bytes(folder: Path, packed: PackedBatch, ranks: int = 1) -> int:
+    """Bytes that autograd keeps of one forward on this rank, parameters and layout left out."""
     from argosy.trainer.parallel.model import ParallelPolicy
     from argosy.trainer.parallel.sequence import apply_sequence_parallel
 
-    mesh = make_mesh(options)
     model = load_causal_lm(ModelSource(str(folder), device="cpu"))
-    if options.sequence_parallel > 1:
+    group = None
+    if ranks > 1:
+        mesh = make_mesh(ParallelOptions(ranks, sequence_parallel=ranks))
         apply_sequence_parallel(model, mesh[SEQUENCE])
-    policy = ParallelPolicy(model, sequence=mesh.get_group(SEQUENCE) if options.sequence_parallel > 1 else None)
+        group = mesh.get_group(SEQUENCE)
+    policy = ParallelPolicy(model, sequence=group)
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 

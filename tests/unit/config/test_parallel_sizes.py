@@ -55,6 +55,13 @@ def test_sizes_divide_the_models_heads(
         assert said in problem
 
 
+def test_divided_layers_are_not_compiled(valid: Config) -> None:
+    compiled = {"trainer.n_gpus_per_node": 2, "actor_rollout_ref.actor.use_torch_compile": True}
+    assert refused(valid, compiled) == []
+    (problem,) = refused(valid, compiled | {TENSOR: 2})
+    assert "use_torch_compile: got true with argosy.trainer.tensor_parallel_size=2" in problem
+
+
 def test_sizes_that_fit_and_models_that_do_not_say(valid: Config, tmp_path: Path) -> None:
     many = model_folder(valid, tmp_path, num_attention_heads=16, num_key_value_heads=2)
     assert refused(many, {TENSOR: 2, ULYSSES: 4}) == []

@@ -114,10 +114,12 @@ def tensor_parallel_plan(model: Any, size: int) -> dict[str, ParallelStyle]:
         )
     vocabulary = _vocabulary_modules(model, size)
     plan: dict[str, ParallelStyle] = {}
+    divided = 0
     for name, module in model.named_modules():
         if next(module.parameters(recurse=False), None) is None:
             continue
         style = next((style for pattern, style in named.items() if fnmatch.fnmatchcase(name, pattern)), None)
+        divided += style == "colwise"
         if style is None or module in vocabulary:
             plan[name] = Whole()
         elif style in STYLES:
@@ -127,6 +129,8 @@ def tensor_parallel_plan(model: Any, size: int) -> dict[str, ParallelStyle]:
                 f"{type(model).__name__} wants tensor-parallel style {style!r} for {name}, which isn't there; known: "
                 f"{', '.join(STYLES)}"
             )
+    if not divided:  # an adapter's layers, say, are called otherwise
+        raise InvalidInputError(f"none of the layers of this {type(model).__name__} is in its tensor-parallel plan")
     return plan
 
 

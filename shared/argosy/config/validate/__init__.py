@@ -14,7 +14,12 @@ from argosy.config.validate.algorithms import (
 from argosy.config.validate.critic import check_critic
 from argosy.config.validate.files import check_data_files, check_other_paths
 from argosy.config.validate.losses import check_losses
-from argosy.config.validate.parallel import check_model_heads, check_parallel_sizes, check_ranks
+from argosy.config.validate.parallel import (
+    check_compilation,
+    check_model_heads,
+    check_parallel_sizes,
+    check_ranks,
+)
 from argosy.config.validate.relations import (
     check_argosy,
     check_batches,
@@ -41,6 +46,7 @@ CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_trainer,
     check_parallel_sizes,
     check_ranks,
+    check_compilation,
     check_argosy,
     check_devices,
 )

@@ -27,6 +27,16 @@ def check_parallel_sizes(config: Config) -> Iterator[str]:
             )
 
 
+def check_compilation(config: Config) -> Iterator[str]:
+    """PyTorch 2.13 can't trace layers whose weights are divided (RecursionError in its tracer)."""
+    tensor = config.argosy.trainer.tensor_parallel_size
+    if config.actor_rollout_ref.actor.use_torch_compile and tensor > 1:
+        yield (
+            f"actor_rollout_ref.actor.use_torch_compile: got true with {_TENSOR}={tensor}, which torch.compile can't "
+            f"trace; set it false, or {_TENSOR}=1"
+        )
+
+
 def check_model_heads(config: Config) -> Iterator[str]:
     """The sizes divide the attention heads in the model's config.json. A model on the hub is looked at when loaded."""
     tensor = config.argosy.trainer.tensor_parallel_size
