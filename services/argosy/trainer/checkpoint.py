@@ -58,7 +58,8 @@ def save(folder: Path, checkpoint: TrainerCheckpoint, group: ProcessGroup | None
     Raises:
         StorageError: the disk is full, or the place can't be written; on all ranks if on one.
     """
-    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
     from argosy.trainer.checkpoint_storage import SafetensorsWriter, SavePlannerOfCopies
 
@@ -69,14 +70,14 @@ def save(folder: Path, checkpoint: TrainerCheckpoint, group: ProcessGroup | None
     writer = SafetensorsWriter(folder, STATE_FILE, record)
     try:
         _quiet()
-        dcp.save(
+        save_state(
             tensors,
             storage_writer=writer,
             planner=SavePlannerOfCopies(),
             process_group=group,
             no_dist=group is None,
         )
-    except dcp.CheckpointException as error:
+    except CheckpointException as error:
         raise first_failure(error, f"the checkpoint {str(folder)!r} can't be saved") from error
     return _shared(writer.files, group)
 
@@ -97,19 +98,21 @@ def load(
             another shape.
         CorruptDataError: names every missing part (case H5), or the damaged one (case E3); on all ranks if on one.
     """
-    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+    from torch.distributed.checkpoint.state_dict_loader import load as load_state
 
     from argosy.trainer.checkpoint_storage import SafetensorsReader
 
     record = _read_record(folder)
     rank = 0 if group is None else distributed.get_rank(group)
     tensors = _empty_like(record.metadata, sharded or {}, rank)
-    planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     reader = SafetensorsReader(folder, record.metadata)
     try:
         _quiet()
-        dcp.load(tensors, storage_reader=reader, planner=planner, process_group=group, no_dist=group is None)
-    except dcp.CheckpointException as error:
+        load_state(tensors, storage_reader=reader, planner=planner, process_group=group, no_dist=group is None)
+    except CheckpointException as error:
         raise first_failure(error, f"the checkpoint {str(folder)!r} can't be loaded") from error
     rng = _part(tensors, f"{_RNG}/{rank}") or _part(tensors, f"{_RNG}/0")
     return TrainerCheckpoint(
@@ -163,8 +166,11 @@ def _missing(folder: Path, names: Iterable[str]) -> CorruptDataError:
 
 def _empty_like(metadata: Metadata, sharded: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
     """Where to read to: new tensors, so that a load that fails half-way has changed nothing."""
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
     tensors = {}
     for name, entry in metadata.state_dict_metadata.items():
+        assert isinstance(entry, TensorStorageMetadata)
         part, _, rest = name.partition("/")
         if part == _RNG and rest.partition("/")[0] not in (str(rank), "0"):
             continue

@@ -17,8 +17,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultSavePlanner, StorageReader, StorageWriter
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
+    STORAGE_TYPES,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -26,7 +27,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
@@ -46,7 +47,7 @@ class ShardCopy:
     """
 
     def __init__(self, name: str, tensor: DTensor) -> None:
-        self._items: list[WriteItem] = tensor.__create_write_items__(name, tensor)  # type: ignore[no-untyped-call]
+        self._items: list[WriteItem] = tensor.__create_write_items__(name, tensor)
         self.local = copy_of(tensor.to_local())
 
     def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
@@ -63,7 +64,7 @@ class SavePlannerOfCopies(DefaultSavePlanner):
     """DCP's own planner, which also finds the data of a `ShardCopy`."""
 
     def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)  # type: ignore[no-untyped-call]
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         """The tensor of a piece that this rank writes."""
@@ -123,7 +124,8 @@ class SafetensorsWriter(StorageWriter):
             results.append(WriteResult(item.index, plain.numel() * plain.element_size(), file))
         for file, tensors in files.items():
             write_whole(self._folder / file, _saver(tensors))
-        return _done(results)
+        done: Future[list[WriteResult]] = _done(results)
+        return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """The index, once every rank's files are there. Files of an earlier save are removed after it."""
@@ -179,7 +181,8 @@ class SafetensorsReader(StorageReader):
                         self._read(opened, item, planner)
             except (SafetensorError, OSError) as error:
                 raise CorruptDataError(f"{str(self._folder / file)!r} is damaged: {error}", file=file) from error
-        return _done(None)
+        done: Future[None] = _done(None)
+        return done
 
     def _read(self, opened: Any, item: ReadItem, planner: LoadPlanner) -> None:
         index = item.storage_index
@@ -204,7 +207,8 @@ class SafetensorsReader(StorageReader):
 
 def metadata_of(record: Record) -> Metadata:
     """DCP's view of a record's index. Raises KeyError, TypeError, ValueError or AttributeError on a damaged one."""
-    entries, places = {}, {}
+    entries: dict[str, STORAGE_TYPES] = {}
+    places: dict[MetadataIndex, str] = {}
     for name, entry in record[INDEX].items():
         chunks = [ChunkStorageMetadata(torch.Size(c["offset"]), torch.Size(c["shape"])) for c in entry["chunks"]]
         dtype = getattr(torch, entry["dtype"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from argosy.modeling.packed_network import PackedNetwork
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.errors import ConfigError, InvalidInputError
 from argosy.weightsync.tensors import bytes_of
@@ -59,9 +58,20 @@ class LoraAdapter:
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Within it the model computes as the start model."""
-        with self._peft_model.disable_adapter():
-            yield
+        """Within it the model computes, without gradients, as the start model.
+
+        (peft's own `disable_adapter` also freezes the adapter meanwhile. FSDP remembers whether a parameter trains from
+        the first pass on, and after a frozen one the adapter would never train.)
+        """
+        layers = [module for module in self._peft_model.modules() if hasattr(module, "lora_A")]
+        for layer in layers:
+            layer._disable_adapters = True
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for layer in layers:
+                layer._disable_adapters = False
 
     def own(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The adapter's tensors of a model's state dict: all that trains."""
@@ -189,23 +199,23 @@ def _tied(state: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def evaluate(
-    packed: PackedNetwork, adapter: LoraAdapter | None, batch: TrajectoryBatch, columns: Sequence[str], **settings: Any
+    run: Callable[[Sequence[str]], TrajectoryBatch], adapter: LoraAdapter | None, columns: Sequence[str]
 ) -> TrajectoryBatch:
-    """As `packed.evaluate`, which also takes `settings`; and of a model with an adapter, the column BASE_LOG_PROBS.
+    """What `run` gives for the columns; and of a model with an adapter, the column BASE_LOG_PROBS.
 
     Raises InvalidInputError for that column without an adapter: the weights before training are gone then.
     """
     if BASE_LOG_PROBS not in columns:
-        return packed.evaluate(batch, columns, **settings)
+        return run(columns)
     if adapter is None:
         raise InvalidInputError(
             f"the column {BASE_LOG_PROBS!r} is of a model with LoRA; a reference service has the start model otherwise",
             field="columns",
         )
     with adapter.disabled():
-        base = packed.evaluate(batch, ["log_probs"], **settings)
+        base = run(["log_probs"])
     others = [name for name in columns if name != BASE_LOG_PROBS]
-    answer = packed.evaluate(batch, others, **settings) if others else base
+    answer = run(others) if others else base
     return answer.with_column(BASE_LOG_PROBS, base.ragged("log_probs"))
 
 

@@ -80,7 +80,7 @@ def make_optimizer(
     }
     if isinstance(settings["betas"], list):
         settings["betas"] = tuple(settings["betas"])
-    groups = [{"params": list(parameters.values())}]
+    groups: list[dict[str, Any]] = [{"params": list(parameters.values())}]
     if options.no_decay_1d:
         free = [parameter for name, parameter in parameters.items() if is_undecayed(name, parameter)]
         decayed = [parameter for name, parameter in parameters.items() if not is_undecayed(name, parameter)]
@@ -143,7 +143,7 @@ def _unpack_bitsandbytes(tensors: dict[str, Tensor]) -> State:
 
 def _pack_torchao(state: State) -> dict[str, Tensor]:
     """An 8-bit moment is a tensor subclass of three tensors."""
-    packed = {}
+    packed: dict[str, Tensor] = {}
     for key, value in state.items():
         parts, _ = value.__tensor_flatten__() if hasattr(value, "__tensor_flatten__") else ([], None)
         packed |= {f"{key}.{part}": getattr(value, part).detach() for part in parts} or {key: value.detach()}

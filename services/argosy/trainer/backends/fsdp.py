@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import FSDPModule
 
-from argosy.trainer import checkpoint
+from argosy.trainer import checkpoint, lora
 from argosy.trainer.backends.base import BackendState
 from argosy.trainer.backends.compute import Compute, PolicyCompute, ValueCompute
 from argosy.trainer.backends.data_parallel import DataParallel, MemoryReport
@@ -31,6 +31,7 @@ from argosy.trainer.ranks.partition import SequenceCost
 from argosy.trainer.ranks.rendezvous import Rendezvous, join, leave, rank_device
 from argosy.trainer.sharded import local
 from argosy.types.batch import TrajectoryBatch
+from argosy.types.errors import ConfigError
 from argosy.types.records import GlobalNormalizer, LossConfig
 from argosy.weightsync.tensors import find_tied
 
@@ -57,7 +58,9 @@ class FsdpBackend:
         options = self._options
         self._rank = distributed.get_rank()
         self._mesh = make_mesh(options.parallel, self._device.type)
-        self._hf_model = load_on_first_rank(options)
+        if options.lora is not None and options.parallel.tensor_parallel > 1:
+            raise ConfigError(f"LoRA goes with tensor_parallel_size=1, got {options.parallel.tensor_parallel}")
+        self._hf_model, self._adapter = load_on_first_rank(options)
         self._tied = find_tied(self._hf_model.state_dict())
         self._model = spread(self._hf_model, options, self._mesh)
         self._parameters: dict[str, nn.Parameter] = {
@@ -101,8 +104,12 @@ class FsdpBackend:
     ) -> TrajectoryBatch:
         """This rank's rows with the columns, in the batch's order."""
         limit = self._options.log_prob_limit
-        try:
+
+        def run(columns: Sequence[str]) -> TrajectoryBatch:
             return self._data.evaluate(self._model, batch, columns, temperature, limit, cancelled)
+
+        try:
+            return lora.evaluate(run, self._adapter, columns)
         finally:
             if isinstance(self._model.module, FSDPModule):
                 self._model.module.reshard()  # without a backward it would stay gathered
@@ -119,16 +126,24 @@ class FsdpBackend:
 
     def weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """On rank 0, in main memory: all weights in the type that is published, and the tied names. Else nothing."""
-        dtype = getattr(torch, self._options.publish_dtype)
+        # An adapter is merged in full precision; the publisher casts what it is given.
+        dtype = getattr(torch, self._options.publish_dtype) if self._adapter is None else None
         found = self._gathered(self._hf_state(), dtype)
         if self._rank != 0:
             return {}, {}
+        if self._adapter is not None:
+            found = self._adapter.merged(found)
         return found | {name: found[owner] for name, owner in self._tied.items()}, dict(self._tied)
 
     def _hf_state(self) -> dict[str, Tensor]:
         """Spread tensors by Hugging Face name, tied ones once."""
         state = {name: tensor.detach() for name, tensor in self._hf_model.state_dict().items()}
         return {name: tensor for name, tensor in state.items() if name not in self._tied}
+
+    def _own_state(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of the model: of one with an adapter, that alone."""
+        state = self._hf_state()
+        return state if self._adapter is None else self._adapter.own(state)
 
     def _gathered(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         gathered = {name: whole(tensor, dtype) for name, tensor in tensors.items()}
@@ -149,11 +164,15 @@ class FsdpBackend:
             "skipped_steps": self._optimizer.skipped_steps,
             "consecutive_skips": self._optimizer.consecutive_skips,
         }
-        return BackendState(self._hf_state(), self._optimizer.state_tensors(), rng, counters)
+        if self._adapter is not None:
+            counters[lora.BASE_FINGERPRINT] = self._adapter.base_fingerprint
+        return BackendState(self._own_state(), self._optimizer.state_tensors(), rng, counters)
 
     def check_state(self, state: BackendState) -> None:
         """Refuse a state of another model, naming the tensors (case H5)."""
-        check_fit("model", {name: tuple(tensor.shape) for name, tensor in self._hf_state().items()}, state.model)
+        if self._adapter is not None:
+            self._adapter.check_base(state.counters)
+        check_fit("model", {name: tuple(tensor.shape) for name, tensor in self._own_state().items()}, state.model)
         if state.optimizer:
             check_fit("optimizer", self._optimizer.expected_state(), state.optimizer)
 
@@ -162,7 +181,7 @@ class FsdpBackend:
         if self._rank == 0:
             self.check_state(state)
         self.zero_grad()
-        for name, tensor in self._hf_state().items():
+        for name, tensor in self._own_state().items():
             fill(tensor, state.model.get(name))
         numbers = torch.tensor([bool(state.optimizer), *(state.counters.get(name, 0) for name in _COUNTERS)])
         if distributed.get_world_size() > 1:
@@ -191,7 +210,12 @@ class FsdpBackend:
     def model_for_export(self) -> Any:
         """On rank 0, something with the model's `save_pretrained`; elsewhere None."""
         weights = self._gathered(self._hf_state())
-        return _Export(self._hf_model, weights, self._tied) if self._rank == 0 else None
+        if self._rank != 0:
+            return None
+        if self._adapter is not None:
+            tied = {name: weights[owner] for name, owner in self._tied.items()}
+            return lora.MergedExport(self._hf_model, self._adapter, weights | tied)
+        return _Export(self._hf_model, weights, self._tied)
 
     def memory_metrics(self) -> dict[str, float]:
         """Gigabytes (10⁹) of this rank: now and at its peak, and the GPU's peak where there is one."""
@@ -203,7 +227,7 @@ class FsdpBackend:
 
     def load_checkpoint(self, folder: Path) -> int:
         """Read this rank's share of a checkpoint that any number of ranks have written; returns its step."""
-        own = self._hf_state()
+        own = self._own_state()
         loaded = checkpoint.load(folder, own, self._save_group)
         self.check_state(loaded.state)
         self.zero_grad()

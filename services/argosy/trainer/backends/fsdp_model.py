@@ -26,6 +26,7 @@ from argosy.trainer.backends.building import (
     layers_of,
     prepare_layers,
 )
+from argosy.trainer.lora import LoraAdapter, add_lora
 from argosy.trainer.options import TrainerOptions
 from argosy.trainer.parallel.mesh import DATA, SEQUENCE, TENSOR
 from argosy.trainer.parallel.model import ParallelCritic, ParallelPolicy
@@ -35,15 +36,30 @@ from argosy.types.errors import ConfigError
 ParallelNetwork = ParallelPolicy | ParallelCritic
 
 
-def load_on_first_rank(options: TrainerOptions) -> Any:
-    """The model in main memory: read and checked on rank 0, of the same shape but without values elsewhere."""
+def load_on_first_rank(options: TrainerOptions) -> tuple[Any, LoraAdapter | None]:
+    """The model in main memory: read and checked on rank 0, of the same shape but without values elsewhere.
+
+    With LoRA also the adapter in it.
+    """
     options = replace(options, model=replace(options.model, device="cpu"))
     if distributed.get_rank() == 0:
-        return build_model(options).hf_model
+        built = build_model(options)
+        _share_fingerprint(built.adapter)
+        return built.hf_model, built.adapter
     model = _shape_of(options.model, options.value_head)
+    adapter = None if options.lora is None else add_lora(model, options.lora, options.model.path)
+    _share_fingerprint(adapter)
     if options.gradient_checkpointing:
         enable_checkpointing(model)
-    return model
+    return model, adapter
+
+
+def _share_fingerprint(adapter: LoraAdapter | None) -> None:
+    """Rank 0's, since the others have no weights yet."""
+    if adapter is not None and distributed.get_world_size() > 1:
+        held = torch.tensor(adapter.base_fingerprint)
+        distributed.broadcast(held, 0)
+        adapter.base_fingerprint = int(held)
 
 
 def _shape_of(source: ModelSource, value_head: bool) -> Any:

@@ -11,6 +11,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from argosy.modeling.lean import make_lean
 from argosy.modeling.memory import peak_memory_bytes
 from argosy.modeling.microbatch import plan_micro_batches
 from argosy.trainer import checkpoint, lora
@@ -34,6 +35,8 @@ class SingleProcessBackend:
         built = build_model(options)
         self._hf_model, self._model, self._compute = built.hf_model, built.packed, built.compute
         self._adapter = built.adapter
+        if not options.compile_layers:  # a compiler fuses in its own way
+            make_lean(self._hf_model)
         prepare_layers(self._hf_model, options, self._model.device)
         self._parameters: dict[str, nn.Parameter] = {
             name: parameter for name, parameter in self._hf_model.named_parameters() if parameter.requires_grad
@@ -80,9 +83,11 @@ class SingleProcessBackend:
     ) -> TrajectoryBatch:
         """Columns of the response tokens under the current weights."""
         limit = self._options.log_prob_limit
-        return lora.evaluate(
-            self._model, self._adapter, batch, columns, temperature=temperature, limit=limit, cancelled=cancelled
-        )
+
+        def run(columns: Sequence[str]) -> TrajectoryBatch:
+            return self._model.evaluate(batch, columns, temperature=temperature, limit=limit, cancelled=cancelled)
+
+        return lora.evaluate(run, self._adapter, columns)
 
     def weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """All weights by Hugging Face name, and the tied names: redundant → owner. An adapter is merged."""
