@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +309,10 @@ def test_weights_are_the_models_by_its_own_names(subject: Subject, folder: Path)
     )
 
 
+def _cloned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
 def test_a_restored_state_repeats_the_step_bit_for_bit(subject: Subject) -> None:
     batch = policy_batch(7)
     backend = subject.reset()
@@ -319,10 +323,7 @@ def test_a_restored_state_repeats_the_step_bit_for_bit(subject: Subject) -> None
 
     step()
     state = backend.state()
-    kept = BackendState(
-        *({k: v.clone() for k, v in part.items()} for part in (state.model, state.optimizer, state.rng)),
-        counters=dict(state.counters),
-    )
+    kept = BackendState(_cloned(state.model), _cloned(state.optimizer), _cloned(state.rng), dict(state.counters))
     step()
     expected = {name: tensor.clone() for name, tensor in backend.state().model.items()}
     assert any(not torch.equal(tensor, kept.model[name]) for name, tensor in expected.items())
