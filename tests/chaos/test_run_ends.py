@@ -42,8 +42,8 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 120)
         time.sleep(0.1)
 
 
-def start_and_wait(job: ToyJob, run: str) -> subprocess.Popen[str]:
-    process = job.start(run, *ENDLESS)
+def start_and_wait(job: ToyJob, run: str, *overrides: str) -> subprocess.Popen[str]:
+    process = job.start(run, *ENDLESS, *overrides)
     try:
         wait_until(lambda: len(job.metrics(run)) >= 1 or process.poll() is not None, "first step")
         assert process.poll() is None, process.communicate()
@@ -62,10 +62,10 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, err
 
 
-@pytest.mark.parametrize("member", ["trainer-0", "rollout-0", "reward-0", "reference-0", "etcd"])
+@pytest.mark.parametrize("member", ["trainer-0", "rollout-0", "reward-0", "reference-0", "critic-0", "etcd"])
 def test_h8_a_dead_child_ends_the_run_and_is_named(job: ToyJob, member: str) -> None:
     run = f"h8-{member}"
-    process = start_and_wait(job, run)
+    process = start_and_wait(job, run, *(["algorithm.adv_estimator=gae"] if member == "critic-0" else []))
     processes_of(job.folder / run)[member].kill()
     code, err = ended(process)
     assert code == 1, err

@@ -216,16 +216,19 @@ def test_other_addresses_must_be_asked_for(host_name: str) -> None:
     check_host(host_name, allow_remote=True)
 
 
-@pytest.mark.parametrize("role", ["rollout", "reward", "reference", "trainer"])
-def test_each_service_explains_itself_without_loading_torch(role: str) -> None:
+@pytest.mark.parametrize(
+    "module", ["argosy.rollout", "argosy.reward", "argosy.reference", "argosy.trainer", "argosy.trainer.critic"]
+)
+def test_each_service_explains_itself_without_loading_torch(module: str) -> None:
     code = (
         "import runpy, sys; sys.argv = ['x', '--help']\n"
-        f"try:\n    runpy.run_module('argosy.{role}', run_name='__main__')\n"
+        f"try:\n    runpy.run_module('{module}', run_name='__main__')\n"
         "finally:\n    assert not {'torch', 'transformers', 'grpc'} & set(sys.modules), 'heavy imports'"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stderr
     assert "SIGTERM" in ran.stdout
+    assert f"python -m {module} " in ran.stdout
 
 
 def test_thread_counts_reach_torch(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ SERVICE = Service(
     about="Holds the critic: token-level values, the value loss, optimizer steps and checkpoints.",
     build=build,
     add_to_server=add_to_server,
+    module="argosy.trainer.critic",
 )
 
 if __name__ == "__main__":

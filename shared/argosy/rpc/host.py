@@ -61,11 +61,13 @@ class Service:
     """Makes the core; runs in a thread, may take minutes."""
     add_to_server: Callable[[Any, grpc.aio.Server, Gate, Config], list[str]]
     """(core, server, gate, configuration) → full names of the services that were added."""
+    module: str = ""
+    """What `python -m` takes; empty: argosy.<role>."""
 
 
 def main(service: Service, argv: Sequence[str] | None = None) -> NoReturn:
     """Run the service until it is told to stop, then leave: 0, 1 for a failure, 2 for bad configuration."""
-    arguments = parse(service.role, service.about, argv)
+    arguments = parse(service.role, service.module or f"argosy.{service.role}", service.about, argv)
     try:
         from argosy.config import load_resolved
 

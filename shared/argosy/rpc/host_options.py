@@ -13,10 +13,10 @@ from argosy.types.errors import ConfigError
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-def parse(role: str, about: str, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line of `python -m argosy.<role>`."""
+def parse(role: str, module: str, about: str, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line of `python -m MODULE`, which serves the role."""
     parser = argparse.ArgumentParser(
-        prog=f"python -m argosy.{role}",
+        prog=f"python -m {module}",
         description=f"{about} Usually started by `argosy train` (one machine) or as "
         f"`argosy serve {role}` (a fleet); all settings come from the configuration file.",
         epilog="Stop it with SIGTERM: it finishes what runs, deregisters and exits 0. A second signal ends it at once.",
