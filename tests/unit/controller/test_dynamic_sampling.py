@@ -6,15 +6,26 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from argosy.config import Config
 from argosy.controller.ledger import read_segment
-from argosy.controller.stages.filtering import FLAT, UNJUDGED, NoFullBatchError, drop_reason, metric_of
+from argosy.controller.stages.filtering import (
+    FLAT,
+    SURPLUS,
+    UNJUDGED,
+    GroupFilter,
+    NoFullBatchError,
+    drop_reason,
+    metric_of,
+)
 from argosy.types.errors import ConfigError
-from argosy.types.ids import SampleId
-from argosy.types.records import Abstained, Failed, Outcome, Scored
+from argosy.types.ids import GroupId, SampleId
+from argosy.types.records import Abstained, Completion, Failed, FinishReason, Outcome, Prompt, Scored
 from unit.config.effects.recorded import Recorded, run_recorded
 
 
@@ -183,6 +194,40 @@ def test_unjudged_responses_do_not_make_a_difference() -> None:
     assert drop_reason([1.0, nan, nan]) == UNJUDGED
     assert drop_reason([]) == UNJUDGED
     assert drop_reason([0.3, 0.3 + 1e-9]) == FLAT
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0, None]), min_size=3, max_size=3), min_size=1, max_size=12),
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.randoms(use_true_random=False),
+)
+def test_every_group_is_kept_or_dropped_whatever_the_order_of_arrival(
+    scores: list[list[float | None]], wanted: int, size: int, random: Random
+) -> None:
+    """Groups of three in generation batches of `size`: the first `wanted` mixed ones are kept, in order."""
+    config = Config().with_values({
+        "data.train_batch_size": wanted, "algorithm.filter_groups.enable": True,
+        "algorithm.filter_groups.metric": "score",
+    })  # fmt: skip
+    found = GroupFilter(config)
+    dropped: dict[GroupId, str] = {}
+    for start in range(0, len(scores), size):
+        positions = range(start, min(start + size, len(scores)))
+        samples = [SampleId(0, position, k) for position in positions for k in range(3)]
+        random.shuffle(samples)
+        outcomes = {s: Abstained() if (v := scores[s.position][s.k]) is None else Scored(v) for s in samples}
+        completions = {s: Completion(s, (1,), (-0.1,), (), FinishReason.STOP) for s in samples}
+        dropped |= found.add([Prompt(GroupId(0, p), (1,), "s", "") for p in positions], completions, outcomes)
+    mixed = [p for p, row in enumerate(scores) if len({value for value in row if value is not None}) > 1]
+    kept = [prompt.group.position for prompt in found.kept]
+    assert kept == mixed[:wanted]
+    assert sorted([*kept, *(group.position for group in dropped)]) == list(range(len(scores)))
+    assert sorted(g.position for g, reason in dropped.items() if reason == SURPLUS) == mixed[wanted:]
+    assert found.full is (len(mixed) >= wanted)
+    shares = found.metrics()
+    assert shares["filter_groups/filtered_fraction"] == pytest.approx(1 - len(kept) / len(scores))
 
 
 def test_metrics_by_name() -> None:

@@ -140,6 +140,10 @@ REFUSED: dict[str, Refused] = {
     "reward_model.rollout.*": Refused(_REWARD_MODEL),
     "reward_model.style": Refused(_REWARD_MODEL, neutral=("rule",)),
     "reward_model.reward_kwargs.*": Refused("no reward manager here has such an argument", neutral=(None,)),
+    "reward_model.overlong_buffer.*": Refused(
+        "the keys are reward_model.reward_kwargs.overlong_buffer_cfg.* and reward_model.reward_kwargs.max_resp_len",
+        neutral=(False,),
+    ),
     "reward_model.reward_loop_source": Refused("reward managers of one's own are not there yet", neutral=("register",)),
     "reward_model.reward_loop_module_path": Refused("reward managers of one's own are not there yet", neutral=(None,)),
     "reward_model.reward_loop_class_name": Refused("reward managers of one's own are not there yet", neutral=(None,)),
