@@ -7,7 +7,7 @@ one more forward pass without gradient over the mini-batch.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 
@@ -20,13 +20,8 @@ from argosy.types.errors import InvalidInputError
 from argosy.types.ragged import Ragged
 from argosy.types.records import GlobalNormalizer, LossConfig
 
-
-class LogProbs(Protocol):
-    """A forward pass without gradient over a batch: `log_probs` [N] of its response tokens under today's weights."""
-
-    def __call__(self, batch: TrajectoryBatch, temperature: float) -> Ragged:
-        """At this temperature."""
-        ...
+LogProbs = Callable[[TrajectoryBatch, float], Ragged]
+"""(batch, temperature) → log-probs [N] of its response tokens under today's weights, without gradient."""
 
 
 def with_mini_batch_column(
