@@ -25,6 +25,7 @@ from argosy.trainer.ranks.worker import main
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.errors import InvalidInputError, StorageError
 
+HANG_S = 20.0
 PROGRAM = ("-m", "support.rank_program")
 
 
@@ -89,7 +90,7 @@ def _fail(how: str) -> None:
         sys.stdout.flush()
         os._exit(3)
     if how == "hang":
-        time.sleep(600)
+        time.sleep(HANG_S)
 
 
 def make(options: Any, rendezvous: Rendezvous) -> ModelessBackend:

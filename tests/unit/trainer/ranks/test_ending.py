@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -15,12 +16,13 @@ from pathlib import Path
 import pytest
 
 from argosy.modeling.loading import ModelSource
+from argosy.trainer.computing import Computing
 from argosy.trainer.options import TrainerOptions
 from argosy.trainer.parallel.mesh import ParallelOptions
 from argosy.trainer.ranks.backend import RankedBackend
 from argosy.trainer.ranks.group import END_WITHIN_S
 from argosy.types.errors import ArgosyError, InternalError, InvalidInputError, StorageError, UnavailableError
-from support.rank_program import PROGRAM, make
+from support.rank_program import HANG_S, PROGRAM, make
 from support.training import grouped_batch
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -106,6 +108,23 @@ def test_a_rank_that_hangs_is_named_after_the_timeout() -> None:
             backend.optim_step(0.5)
         assert caught.value.metadata["silent_ranks"] == "1"
         assert time.monotonic() - began < 2.0 + END_WITHIN_S + SLACK_S
+
+
+async def test_a_caller_is_answered_even_if_rank_0_hangs() -> None:
+    """Rank 1 dies while rank 0 computes and won't come back: the caller, the process and its end must not wait."""
+    backend = start("all optim_step hang")
+    computing = Computing()
+    computing.watch(backend)
+    call = asyncio.ensure_future(computing.run(lambda: backend.optim_step(0.5)))
+    failed = asyncio.ensure_future(computing.wait_failed())
+    await asyncio.sleep(0.2)
+    began = time.monotonic()
+    os.kill(backend.pids[0], signal.SIGKILL)
+    with pytest.raises(InternalError, match=r"trainer rank 1 failed in optim_step: process .* was killed by SIGKILL"):
+        await call
+    assert await failed is backend.failure.result()
+    computing.close()
+    assert time.monotonic() - began < END_WITHIN_S + SLACK_S < HANG_S
 
 
 def test_ranks_work_together_until_one_dies() -> None:
