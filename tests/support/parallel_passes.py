@@ -19,6 +19,7 @@ from argosy.trainer.backends.compute import Compute, PolicyCompute, ValueCompute
 from argosy.trainer.objective import global_normalizer
 from argosy.trainer.parallel.mesh import DATA, SEQUENCE, TENSOR, ParallelOptions, make_mesh
 from argosy.types.batch import TrajectoryBatch
+from argosy.types.errors import InternalError
 from argosy.types.ragged import Ragged
 from argosy.types.records import LossConfig
 from support.training import grouped_batch
@@ -147,6 +148,27 @@ def rank_pass(options: ParallelOptions, settings: Pass) -> Outcome:
     outcome = _outcome(model, compute, batch, rows.tolist(), loss, options.data_parallel)
     assert (offload.moved_bytes > 0) == settings.offload
     return outcome
+
+
+def checks_with_errors(folder: Path, options: ParallelOptions, errors: list[float]) -> list[str]:
+    """What the check says of a divided model that is off by each of the errors; "" if nothing."""
+    from argosy.trainer.parallel.check import check_divided, probe
+    from argosy.trainer.parallel.model import ParallelPolicy
+    from argosy.trainer.parallel.tensor import apply_tensor_parallel
+
+    model = load_causal_lm(ModelSource(str(folder), device="cpu"))
+    before = probe(PackedModel(model))
+    mesh = make_mesh(options)
+    apply_tensor_parallel(model, mesh[TENSOR])
+    policy = ParallelPolicy(model)
+    said = []
+    for error in errors:
+        try:
+            check_divided(before + error if torch.distributed.get_rank() == 0 else None, policy, policy.module)
+            said.append("")
+        except InternalError as failure:
+            said.append(str(failure))
+    return said
 
 
 def saved_bytes(folder: Path, packed: PackedBatch, ranks: int = 1) -> int:

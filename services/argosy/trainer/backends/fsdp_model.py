@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -28,6 +29,7 @@ from argosy.trainer.backends.building import (
 )
 from argosy.trainer.lora import LoraAdapter, add_lora
 from argosy.trainer.options import TrainerOptions
+from argosy.trainer.parallel.check import check_divided, probe
 from argosy.trainer.parallel.mesh import DATA, SEQUENCE, TENSOR
 from argosy.trainer.parallel.model import ParallelCritic, ParallelPolicy
 from argosy.trainer.parallel.offload import parameter_policy
@@ -87,8 +89,13 @@ def _shape_of(source: ModelSource, value_head: bool) -> Any:
 
 
 def spread(model: Any, options: TrainerOptions, mesh: DeviceMesh) -> ParallelNetwork:
-    """Cut the model over the mesh of `make_mesh`, in place, with rank 0's weights; returns its packed forward."""
+    """Cut the model over the mesh of `make_mesh`, in place, with rank 0's weights; returns its packed forward.
+
+    Raises InternalError on every rank if a model that is divided by more than FSDP computes other numbers then.
+    """
     parallel = options.parallel
+    divided = parallel.tensor_parallel * parallel.sequence_parallel > 1
+    before = probe(_network(model, options)) if divided and distributed.get_rank() == 0 else None
     base = getattr(model, model.base_model_prefix)
     if parallel.tensor_parallel > 1:
         from argosy.trainer.parallel.tensor import apply_tensor_parallel
@@ -103,20 +110,24 @@ def spread(model: Any, options: TrainerOptions, mesh: DeviceMesh) -> ParallelNet
         sequence = mesh[SEQUENCE].get_group()
     device = torch.device(mesh.device_type)
     prepare_layers(model, options, device)
-    compute_dtype = compute_dtype_of(options)
-    network: ParallelNetwork
-    if isinstance(model, ValueModel):
-        network = ParallelCritic(model, sequence=sequence, device=device, compute_dtype=compute_dtype)
-    else:
-        network = ParallelPolicy(
-            model,
-            sequence=sequence,
-            device=device,
-            compute_dtype=compute_dtype,
-            chunk_tokens=options.log_prob_chunk_tokens,
-        )
+    network = _network(model, options, sequence, device)
     _shard(network, list(layers_of(base)), options, _shard_mesh(options, mesh))
+    if divided:
+        check_divided(before, network, network.module)
     return network
+
+
+def _network(
+    model: Any, options: TrainerOptions, sequence: ProcessGroup | None = None, device: torch.device | None = None
+) -> ParallelNetwork:
+    """The packed forward of a policy or a critic; without a group and a device as the model is now."""
+    compute_dtype = compute_dtype_of(options)
+    if isinstance(model, ValueModel):
+        return ParallelCritic(model, sequence=sequence, device=device, compute_dtype=compute_dtype)
+    chunk_tokens = options.log_prob_chunk_tokens
+    return ParallelPolicy(
+        model, sequence=sequence, device=device, compute_dtype=compute_dtype, chunk_tokens=chunk_tokens
+    )
 
 
 def _shard_mesh(options: TrainerOptions, mesh: DeviceMesh) -> DeviceMesh:

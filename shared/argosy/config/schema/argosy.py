@@ -52,8 +52,8 @@ class TrainerServiceConfig:
     log_prob_chunk_tokens: int = 1024
     """Tokens whose logits are held at once: bounds memory at this × vocabulary."""
     tensor_parallel_size: int = 1
-    """Trainer ranks that divide each matrix, of policy and critic; 1: none. × ulysses_sequence_parallel_size it must
-    divide trainer.n_gpus_per_node, and it must divide the attention and key-value heads."""
+    """Trainer ranks that divide each matrix, of policy and critic; 1: none. It must divide the model's attention and
+    key-value heads, and × ulysses_sequence_parallel_size the trainer.n_gpus_per_node."""
     no_decay_1d: bool = False
     """Leave norms, biases and embeddings without weight decay. (verl decays all parameters alike.)"""
     background_save: bool = True

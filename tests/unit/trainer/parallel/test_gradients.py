@@ -13,7 +13,16 @@ from argosy.modeling.packing import pack
 from argosy.trainer.parallel.mesh import ParallelOptions
 from argosy.types.ragged import Ragged
 from argosy.types.records import LossConfig
-from support.parallel_passes import Outcome, Pass, parallel_batch, rank_passes, save_model, saved_bytes, single_pass
+from support.parallel_passes import (
+    Outcome,
+    Pass,
+    checks_with_errors,
+    parallel_batch,
+    rank_passes,
+    save_model,
+    saved_bytes,
+    single_pass,
+)
 from support.ranks import run_ranks
 
 TOLERANCE = 1e-5
@@ -109,6 +118,14 @@ def test_four_ranks_in_two_dimensions(models: Models, options: ParallelOptions) 
 @pytest.mark.parametrize("options", [ParallelOptions(2, tensor_parallel=2), ParallelOptions(2, sequence_parallel=2)])
 def test_activation_offload_of_whole_layers(models: Models, options: ParallelOptions) -> None:
     check(options, (models(family="qwen3"), "full"), offload=True)
+
+
+def test_every_rank_refuses_a_division_that_changes_numbers(models: Models) -> None:
+    said = {0.0: "", 0.01: "by 0.01 (allowed 0.001)", float("nan"): "by nan"}
+    for found in run_ranks(2, checks_with_errors, models(), ParallelOptions(2, tensor_parallel=2), list(said)):
+        for message, words in zip(found, said.values(), strict=True):
+            assert bool(message) == bool(words)
+            assert words in message
 
 
 def test_sequence_parallel_divides_activations(models: Models) -> None:
