@@ -22,17 +22,17 @@ from argosy.types.errors import ConfigError
 
 def build_core(cfg: Config) -> Trainer:
     """Load the policy and make its optimizer. Blocks for as long as that takes."""
-    return _trainer(cfg, options_from(cfg))
+    return _trainer(options_from(cfg))
 
 
 def build_critic(cfg: Config) -> Trainer:
     """Load the critic and make its optimizer. Blocks for as long as that takes."""
-    return _trainer(cfg, critic_options_from(cfg))
+    return _trainer(critic_options_from(cfg))
 
 
-def _trainer(cfg: Config, options: TrainerOptions) -> Trainer:
+def _trainer(options: TrainerOptions) -> Trainer:
     keep_freed_memory()
-    if cfg.argosy.deterministic:
+    if options.deterministic:
         use_repeatable_kernels()
     return Trainer(options, make_backend)
 
@@ -79,6 +79,7 @@ def options_from(cfg: Config) -> TrainerOptions:
         fsdp=_fsdp(actor.fsdp_config),
         publish_dtype=cfg.argosy.rollout.dtype,
         threads=_threads(cfg, "trainer"),
+        deterministic=cfg.argosy.deterministic,
     )
 
 

@@ -123,6 +123,9 @@ class TrainerOptions:
     compile_layers: bool = False
     """`torch.compile` of each layer (`argosy.trainer.parallel.compile`)."""
 
+    deterministic: bool = False
+    """PyTorch's repeatable kernels, on every rank."""
+
     def __post_init__(self) -> None:
         if self.lora is not None and self.value_head:
             raise ConfigError("LoRA of a critic is not there: its value head would not train")

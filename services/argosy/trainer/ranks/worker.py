@@ -91,6 +91,12 @@ class _Loop:
     def _start(self) -> None:
         import torch
 
+        from argosy.modeling.determinism import use_repeatable_kernels
+        from argosy.modeling.memory import keep_freed_memory
+
+        keep_freed_memory()
+        if self._options.deterministic:
+            use_repeatable_kernels()
         if self._options.threads > 0:
             torch.set_num_threads(self._options.threads)
         self._backend = self._make_backend(self._options, self._rendezvous)
