@@ -86,7 +86,8 @@ class ParallelPolicy(PackedModel):
         columns = (stats.log_probs, stats.entropy, stats.sum_pi_squared)
         present = torch.stack([column for column in columns if column is not None])  # [1…3, m]
         gathered = iter(gather_tokens(present, places, len(packed.targets), self._sequence))
-        return tuple(None if column is None else next(gathered) for column in columns)
+        # Clones: FSDP's backward hooks could get lost on views.
+        return tuple(None if column is None else next(gathered).clone() for column in columns)
 
     def _head_stats(self, hidden: Tensor, packed: PackedBatch, settings: dict[str, Any]) -> TokenStats:
         """[m] of [n, E]; divided by the vocabulary if the head is."""
