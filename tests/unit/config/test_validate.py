@@ -233,3 +233,36 @@ def test_gdpo_with_kl_in_the_reward_is_refused(valid: Config) -> None:
     assert find_problems(valid.with_values(gdpo)) == []
     problem = problem_of(valid, {**gdpo, "algorithm.use_kl_in_reward": True})
     assert problem.startswith("algorithm.use_kl_in_reward: got true with algorithm.adv_estimator=gdpo")
+
+
+MODEL = "actor_rollout_ref.model"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({f"{MODEL}.lora_rank": -1}, "got -1"),
+        ({f"{MODEL}.lora_rank": 4, f"{MODEL}.lora_alpha": 0}, "lora_alpha"),
+        ({f"{MODEL}.target_modules": ["q_proj"]}, "lora_rank=0, which trains all weights"),
+        ({f"{MODEL}.lora_rank": 4, f"{MODEL}.target_modules": []}, "target_modules: got []"),
+        ({f"{MODEL}.lora_adapter_path": "/nowhere"}, "lacks adapter_config.json, adapter_model.safetensors"),
+        ({f"{ACTOR}.optim.optimizer": "Muon"}, "got Muon with optimizer_impl=torch.optim, wants AdamW with"),
+        (
+            {f"{ACTOR}.optim.optimizer": "AdamW8bit", f"{ACTOR}.optim.optimizer_impl": "torchao.optim"}
+            | {"trainer.n_gpus_per_node": 2},
+            "AdamW8bit with trainer.n_gpus_per_node=2",
+        ),
+        (
+            {f"{MODEL}.lora_rank": 4, "trainer.n_gpus_per_node": 2, "argosy.trainer.tensor_parallel_size": 2},
+            "got 4 with argosy.trainer.tensor_parallel_size=2",
+        ),
+    ],
+)
+def test_adapters_and_optimizers_fit_the_backend(valid: Config, values: dict[str, Any], words: str) -> None:
+    assert words in "\n".join(find_problems(valid.with_values(values)))
+
+
+def test_an_adapter_needs_no_reference(valid: Config) -> None:
+    lora = valid.with_values({f"{MODEL}.lora_rank": 4, f"{ACTOR}.use_kl_loss": True})
+    assert find_problems(lora) == []
+    assert (lora.needs_ref_log_probs, lora.needs_reference) == (True, False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from argosy.config.schema import Config
+from argosy.config.validate.adapters import check_8bit, check_adapter_files, check_lora
 from argosy.config.validate.algorithms import (
     check_estimator,
     check_filter_groups,
@@ -47,10 +48,17 @@ CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_parallel_sizes,
     check_ranks,
     check_compilation,
+    check_lora,
+    check_8bit,
     check_argosy,
     check_devices,
 )
-FILE_CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (check_data_files, check_other_paths, check_model_heads)
+FILE_CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
+    check_data_files,
+    check_other_paths,
+    check_model_heads,
+    check_adapter_files,
+)
 
 
 def find_problems(config: Config, *, files: bool = True) -> list[str]:
