@@ -35,7 +35,7 @@ def make_lean(model: Any) -> None:
             for name in NORMS_BEFORE_PROJECTIONS:
                 norm: Any = getattr(module, name, None)
                 if hasattr(norm, "variance_epsilon"):
-                    setattr(module, name, LeanNorm(norm.weight, norm.variance_epsilon))
+                    setattr(module, name, LeanNorm(norm.weight, norm.variance_epsilon).train(norm.training))
     embedding = model.get_input_embeddings()
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # a critic has none
     if isinstance(embedding, nn.Embedding) and head is not None and head.weight is embedding.weight:

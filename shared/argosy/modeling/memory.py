@@ -32,6 +32,19 @@ def keep_freed_memory() -> bool:
     return all(accepted)
 
 
+def return_freed_memory() -> bool:
+    """Give free memory back to the system once, wherever in the heap it is; says whether any could be.
+
+    Worth its page faults where the heap's layout has just changed for good: AdamW's moments, made in the first step,
+    come to lie between freed activations, and gaps that later activations don't fit into would stay resident.
+    """
+    try:
+        malloc_trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError, TypeError):  # no glibc
+        return False
+    return bool(malloc_trim(0))
+
+
 def peak_memory_bytes() -> int:
     """Most resident memory that this process has had."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -33,6 +33,24 @@ def test_a_large_block_is_mapped_by_itself_unless_freed_memory_is_kept(mode: str
     assert int(done.stdout) == mapped
 
 
+GAPS = """
+import psutil
+from argosy.modeling.memory import keep_freed_memory, return_freed_memory
+assert keep_freed_memory()
+blocks = [bytearray(b"x") * (4 << 20) for _ in range(40)]
+del blocks[::2]
+resident = psutil.Process().memory_info().rss
+assert return_freed_memory()
+print(resident - psutil.Process().memory_info().rss)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not glibc")
+def test_gaps_between_blocks_go_back_to_the_system_when_asked() -> None:
+    done = subprocess.run([sys.executable, "-c", GAPS], capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) > 15 * (4 << 20)
+
+
 def test_peak_memory_never_falls() -> None:
     before = peak_memory_bytes()
     block = bytearray(50_000_000)

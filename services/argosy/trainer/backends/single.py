@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.modeling.lean import make_lean
-from argosy.modeling.memory import peak_memory_bytes
+from argosy.modeling.memory import peak_memory_bytes, return_freed_memory
 from argosy.modeling.microbatch import plan_micro_batches
 from argosy.trainer import checkpoint, lora
 from argosy.trainer.backends.base import BackendState
@@ -47,6 +47,7 @@ class SingleProcessBackend:
 
             offload_optimizer(self._optimizer.torch_optimizer, self._model.device)
         self._saver = CheckpointSaver()
+        self._settled = False  # whether the optimizer's state has its place in memory
 
     @property
     def parameter_count(self) -> int:
@@ -72,7 +73,11 @@ class SingleProcessBackend:
 
     def optim_step(self, rate: float) -> StepOutcome:
         """Clip, step, drop the gradients."""
-        return self._optimizer.step(rate)
+        outcome = self._optimizer.step(rate)
+        if not self._settled and not outcome.skipped:
+            return_freed_memory()
+            self._settled = True
+        return outcome
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
