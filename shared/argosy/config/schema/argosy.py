@@ -50,7 +50,7 @@ class TrainerServiceConfig:
     threads: int = 0
     """Compute threads; 0 leaves it to torch (one with argosy.deterministic=true)."""
     log_prob_chunk_tokens: int = 1024
-    """Tokens whose logits are held at once: bounds memory at this × vocabulary."""
+    """Tokens whose logits are held at once, 8192 vocabulary entries at a time: bounds memory at this × 8192."""
     tensor_parallel_size: int = 1
     """Trainer ranks that divide each matrix, of policy and critic; 1: none. It must divide the model's attention and
     key-value heads, and × ulysses_sequence_parallel_size the trainer.n_gpus_per_node."""
@@ -92,7 +92,7 @@ class ReferenceServiceConfig:
     threads: int = 0
     """Compute threads; 0 leaves it to torch (one with argosy.deterministic=true)."""
     log_prob_chunk_tokens: int = 1024
-    """Tokens whose logits are held at once: bounds memory at this × vocabulary."""
+    """Tokens whose logits are held at once, 8192 vocabulary entries at a time: bounds memory at this × 8192."""
     host: str = "127.0.0.1"
     """Address to listen on. Other than loopback needs argosy.allow_remote_hosts=true."""
     port: int = 0
