@@ -193,6 +193,17 @@ async def test_a_policy_has_no_values(form: Form, make_trainer: MakeTrainer) -> 
         await critic.compute_values(batch_of(advantages=False), deadline_s=DEADLINE_S)
 
 
+async def test_a_policy_has_no_value_loss(form: Form, make_trainer: MakeTrainer) -> None:
+    critic = await form.critic(make_trainer(value_head=False))
+    batch = with_returns(batch_of())
+    old = Ragged(
+        np.full(len(batch.ragged("response_ids").values), -5.0, np.float32), batch.ragged("response_ids").offsets
+    )
+    with pytest.raises(InvalidInputError, match="'value'"):
+        await critic.update(batch.with_column("old_log_probs", old), CONFIG, mutation(expected_step=0))
+    assert (await critic.status()).step == 0
+
+
 @pytest.mark.parametrize(
     ("config", "columns", "message"),
     [

@@ -50,7 +50,7 @@ class LossConfig(google.protobuf.message.Message):
     TEMPERATURE_FIELD_NUMBER: builtins.int
     OPTIONS_FIELD_NUMBER: builtins.int
     loss_mode: builtins.str
-    """"vanilla", … Unset: "vanilla". Unknown is INVALID_ARGUMENT."""
+    """A policy's "vanilla", …, or "value" of a critic. Unset: "vanilla". Unknown, or one of the other kind, is INVALID_ARGUMENT."""
     clip_ratio_low: builtins.float
     """The ratio is clipped below 1 minus it. Unset: 0.2."""
     clip_ratio_high: builtins.float

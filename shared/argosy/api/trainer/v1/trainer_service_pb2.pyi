@@ -167,7 +167,9 @@ class UpdateRequest(google.protobuf.message.Message):
 
     @property
     def payload(self) -> argosy.api.common.v1.payload_pb2.PayloadPart:
-        """Then the batch, with old_log_probs, advantages, and ref_log_probs if use_kl_loss."""
+        """Then the batch: of a policy with old_log_probs, advantages, and ref_log_probs if use_kl_loss; of a critic with values (those before the
+        update) and returns.
+        """
 
     def __init__(
         self,

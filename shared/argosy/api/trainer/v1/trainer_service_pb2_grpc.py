@@ -120,14 +120,15 @@ class TrainerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ComputeLogProbs(self, request_iterator, context):
-        """As ReferenceService.ComputeLogProbs, with the weights being trained. Changes nothing.
+        """As ReferenceService.ComputeLogProbs, with the weights being trained. FAILED_PRECONDITION with a value head. Changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ComputeValues(self, request_iterator, context):
-        """A batch with the column "values", one for each response token. FAILED_PRECONDITION without a value head. Changes nothing.
+        """A batch with the column "values", one for each response token: of the state before it. FAILED_PRECONDITION without a value head. Changes
+        nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -162,7 +163,8 @@ class TrainerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PublishWeights(self, request, context):
-        """Freezes the weights as a version, and serves it by WeightsService until the next one. A mutation; the step stays.
+        """Freezes the weights as a version, and serves it by WeightsService until the next one. FAILED_PRECONDITION with a value head. A mutation; the
+        step stays.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

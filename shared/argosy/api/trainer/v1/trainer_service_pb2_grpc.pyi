@@ -45,13 +45,15 @@ class TrainerServiceStub:
         argosy.api.trainer.v1.trainer_service_pb2.ComputeLogProbsRequest,
         argosy.api.trainer.v1.trainer_service_pb2.ComputeLogProbsResponse,
     ]
-    """As ReferenceService.ComputeLogProbs, with the weights being trained. Changes nothing."""
+    """As ReferenceService.ComputeLogProbs, with the weights being trained. FAILED_PRECONDITION with a value head. Changes nothing."""
 
     ComputeValues: grpc.StreamStreamMultiCallable[
         argosy.api.trainer.v1.trainer_service_pb2.ComputeValuesRequest,
         argosy.api.trainer.v1.trainer_service_pb2.ComputeValuesResponse,
     ]
-    """A batch with the column "values", one for each response token. FAILED_PRECONDITION without a value head. Changes nothing."""
+    """A batch with the column "values", one for each response token: of the state before it. FAILED_PRECONDITION without a value head. Changes
+    nothing.
+    """
 
     SaveCheckpoint: grpc.UnaryUnaryMultiCallable[
         argosy.api.trainer.v1.trainer_service_pb2.SaveCheckpointRequest,
@@ -81,7 +83,9 @@ class TrainerServiceStub:
         argosy.api.trainer.v1.trainer_service_pb2.PublishWeightsRequest,
         argosy.api.trainer.v1.trainer_service_pb2.PublishWeightsResponse,
     ]
-    """Freezes the weights as a version, and serves it by WeightsService until the next one. A mutation; the step stays."""
+    """Freezes the weights as a version, and serves it by WeightsService until the next one. FAILED_PRECONDITION with a value head. A mutation; the
+    step stays.
+    """
 
     GetStatus: grpc.UnaryUnaryMultiCallable[
         argosy.api.trainer.v1.trainer_service_pb2.GetStatusRequest,
@@ -116,13 +120,15 @@ class TrainerServiceAsyncStub:
         argosy.api.trainer.v1.trainer_service_pb2.ComputeLogProbsRequest,
         argosy.api.trainer.v1.trainer_service_pb2.ComputeLogProbsResponse,
     ]
-    """As ReferenceService.ComputeLogProbs, with the weights being trained. Changes nothing."""
+    """As ReferenceService.ComputeLogProbs, with the weights being trained. FAILED_PRECONDITION with a value head. Changes nothing."""
 
     ComputeValues: grpc.aio.StreamStreamMultiCallable[
         argosy.api.trainer.v1.trainer_service_pb2.ComputeValuesRequest,
         argosy.api.trainer.v1.trainer_service_pb2.ComputeValuesResponse,
     ]
-    """A batch with the column "values", one for each response token. FAILED_PRECONDITION without a value head. Changes nothing."""
+    """A batch with the column "values", one for each response token: of the state before it. FAILED_PRECONDITION without a value head. Changes
+    nothing.
+    """
 
     SaveCheckpoint: grpc.aio.UnaryUnaryMultiCallable[
         argosy.api.trainer.v1.trainer_service_pb2.SaveCheckpointRequest,
@@ -152,7 +158,9 @@ class TrainerServiceAsyncStub:
         argosy.api.trainer.v1.trainer_service_pb2.PublishWeightsRequest,
         argosy.api.trainer.v1.trainer_service_pb2.PublishWeightsResponse,
     ]
-    """Freezes the weights as a version, and serves it by WeightsService until the next one. A mutation; the step stays."""
+    """Freezes the weights as a version, and serves it by WeightsService until the next one. FAILED_PRECONDITION with a value head. A mutation; the
+    step stays.
+    """
 
     GetStatus: grpc.aio.UnaryUnaryMultiCallable[
         argosy.api.trainer.v1.trainer_service_pb2.GetStatusRequest,
@@ -195,7 +203,7 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[argosy.api.trainer.v1.trainer_service_pb2.ComputeLogProbsRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[argosy.api.trainer.v1.trainer_service_pb2.ComputeLogProbsResponse], collections.abc.AsyncIterator[argosy.api.trainer.v1.trainer_service_pb2.ComputeLogProbsResponse]]:
-        """As ReferenceService.ComputeLogProbs, with the weights being trained. Changes nothing."""
+        """As ReferenceService.ComputeLogProbs, with the weights being trained. FAILED_PRECONDITION with a value head. Changes nothing."""
 
     @abc.abstractmethod
     def ComputeValues(
@@ -203,7 +211,9 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[argosy.api.trainer.v1.trainer_service_pb2.ComputeValuesRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[argosy.api.trainer.v1.trainer_service_pb2.ComputeValuesResponse], collections.abc.AsyncIterator[argosy.api.trainer.v1.trainer_service_pb2.ComputeValuesResponse]]:
-        """A batch with the column "values", one for each response token. FAILED_PRECONDITION without a value head. Changes nothing."""
+        """A batch with the column "values", one for each response token: of the state before it. FAILED_PRECONDITION without a value head. Changes
+        nothing.
+        """
 
     @abc.abstractmethod
     def SaveCheckpoint(
@@ -243,7 +253,9 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         request: argosy.api.trainer.v1.trainer_service_pb2.PublishWeightsRequest,
         context: _ServicerContext,
     ) -> typing.Union[argosy.api.trainer.v1.trainer_service_pb2.PublishWeightsResponse, collections.abc.Awaitable[argosy.api.trainer.v1.trainer_service_pb2.PublishWeightsResponse]]:
-        """Freezes the weights as a version, and serves it by WeightsService until the next one. A mutation; the step stays."""
+        """Freezes the weights as a version, and serves it by WeightsService until the next one. FAILED_PRECONDITION with a value head. A mutation; the
+        step stays.
+        """
 
     @abc.abstractmethod
     def GetStatus(
