@@ -1,4 +1,4 @@
-"""A trainer's checkpoint: no pickle, bit for bit, saved and loaded by any number of ranks (ADR 0008).
+"""A trainer's checkpoint: no pickle, bit for bit, saved and loaded by any number of ranks (ADR 0011).
 
     model.safetensors       master weights (with LoRA: the adapter); tied names once
     optimizer.safetensors   the optimizer's state of each parameter
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
-from argosy.trainer.backends.base import BackendState
+from argosy.trainer.state import BackendState
 from argosy.types.errors import ArgosyError, CorruptDataError, InternalError, InvalidInputError, StorageError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from argosy.trainer import checkpoint
-from argosy.trainer.backends.base import BackendState
 from argosy.trainer.checkpoint_storage import ShardCopy, copy_of
+from argosy.trainer.state import BackendState
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

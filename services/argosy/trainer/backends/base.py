@@ -5,31 +5,19 @@ All calls come from one thread and block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from argosy.trainer.optimizer import StepOutcome
+from argosy.trainer.state import BackendState
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.records import GlobalNormalizer, LossConfig
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BackendState:
-    """Everything that a resume needs, as views that must not be written to."""
-
-    model: Mapping[str, Tensor]
-    """Parameters and persistent buffers by name; tied names once."""
-    optimizer: Mapping[str, Tensor]
-    """"{key}/{parameter name}"; empty before the first step."""
-    rng: Mapping[str, Tensor]
-    """"cpu", and "cuda" on a GPU: uint8."""
-    counters: Mapping[str, int]
-    """skipped_steps, consecutive_skips."""
+__all__ = ["Backend", "BackendState"]
 
 
 class Backend(Protocol):
