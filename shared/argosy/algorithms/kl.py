@@ -19,12 +19,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from argosy.algorithms.kl_reward import K3_LIMIT, LOG_RATIO_LIMIT
 from argosy.types.errors import InvalidInputError
-
-LOG_RATIO_LIMIT = 20.0
-"""|d| that enters an exponential: e^20 is far beyond anything that still trains, and stays finite in float32."""
-K3_LIMIT = 10.0
-"""Bound of k3, so that one token can't own the gradient."""
 
 
 def _k1(difference: Tensor) -> Tensor:

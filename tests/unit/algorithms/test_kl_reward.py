@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from argosy.algorithms.kl_reward import KLController, kl_penalty
+from argosy.algorithms.catalog import KL
+from argosy.algorithms.kl_reward import PENALTIES, KLController, kl_penalty
 from argosy.types.errors import ConfigError
 
 
@@ -27,6 +28,17 @@ def test_estimators(kind: str, expected: list[float]) -> None:
 
 def test_k3_is_bounded() -> None:
     assert kl_penalty(np.array([-100.0]), np.array([0.0]), "k3").tolist() == [10.0]
+
+
+def test_the_catalog_lists_them() -> None:
+    assert set(PENALTIES) == set(KL)
+
+
+@pytest.mark.parametrize("current", [math.nan, math.inf])
+def test_a_kl_that_is_not_finite_leaves_the_coefficient(current: float) -> None:
+    controller = KLController(0.1, horizon=1000)
+    controller.update(current, 100)
+    assert controller.coef == 0.1
 
 
 def test_unknown_estimator() -> None:

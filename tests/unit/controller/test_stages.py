@@ -79,7 +79,25 @@ def test_kl_in_reward_is_subtracted_from_trained_tokens_only() -> None:
     config = Config().with_values({"algorithm.use_kl_in_reward": True, "algorithm.kl_penalty": "kl"})
     changed, metrics = subtract_kl(config, batch, KLController(0.1))
     assert changed.ragged("token_rewards").values.tolist() == pytest.approx([-0.05, 1.0 + 0.1, 0.0, 0.0])
-    assert metrics["actor/reward_kl_penalty"] == pytest.approx((0.5 - 1.0) / 2 / 2)
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx((0.5 - 1.0) / 2)  # of the one sequence that has a KL
+
+
+def test_kl_in_reward_where_nothing_is_trained() -> None:
+    """Log-probs of untrained tokens may be anything: no reward takes it over, no KL is made up, and β stays (H9)."""
+    samples = [SampleId(0, 0, 0), SampleId(0, 0, 1)]
+    completions = {sample: completion(sample, 2) for sample in samples}
+    config = Config().with_values({"algorithm.use_kl_in_reward": True})
+    for first, expected in ((Scored(1.0), [-0.0, 1.0, 0.0, 0.0]), (Abstained(), [0.0] * 4)):
+        batch = build_batch([prompt(0)], completions, {samples[0]: first, samples[1]: Abstained()})
+        judged = np.array([isinstance(first, Scored)] * 2 + [False] * 2)
+        offsets = batch.ragged("response_ids").offsets
+        batch = batch.with_column("old_log_probs", Ragged(np.where(judged, -1.0, np.nan), offsets))
+        batch = batch.with_column("ref_log_probs", Ragged(np.where(judged, -1.0, -np.inf), offsets))
+        controller = KLController(0.1, horizon=10)
+        changed, metrics = subtract_kl(config, batch, controller)
+        assert changed.ragged("token_rewards").values.tolist() == expected
+        assert ("actor/reward_kl_penalty" in metrics) == isinstance(first, Scored)
+        assert controller.coef == pytest.approx(0.1 * (1 - 0.2 * 1 / 10) if isinstance(first, Scored) else 0.1)
 
 
 def test_d14_validation_sampling_is_its_own() -> None:

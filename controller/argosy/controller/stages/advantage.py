@@ -63,18 +63,25 @@ def add_reward_parts(config: Config, batch: TrajectoryBatch, outcomes: Mapping[S
 def subtract_kl(
     config: Config, batch: TrajectoryBatch, controller: KLController
 ) -> tuple[TrajectoryBatch, dict[str, float]]:
-    """r_t -= β · KL_t(old, reference) over trained tokens, and β's next value (`algorithm.use_kl_in_reward`)."""
+    """r_t -= β · KL_t(old, reference) over trained tokens, and β's next value (`algorithm.use_kl_in_reward`).
+
+    The KL that is shown and controlled is the mean over sequences of their means, as in verl; a sequence without a
+    trained token has none, and doesn't count as 0.
+    """
     mask = batch.ragged("response_mask")
     penalty = kl_penalty(
         batch.ragged("old_log_probs").values, batch.ragged("ref_log_probs").values, config.algorithm.kl_penalty
     )
-    masked = penalty * mask.values
+    masked = np.where(mask.values != 0, penalty, 0.0)  # a NaN at a token that isn't trained must not spread: NaN · 0
     rewards = batch.ragged("token_rewards")
     changed = Ragged((rewards.values - controller.coef * masked).astype(np.float32), rewards.offsets)
-    lengths = np.maximum(mask.segment_sum(), 1)
-    current = float((Ragged(masked, mask.offsets).segment_sum() / lengths).mean())  # mean over sequences, as verl
-    metrics = {"actor/reward_kl_penalty": current, "actor/reward_kl_penalty_coeff": controller.coef}
-    controller.update(current, len(batch))
+    lengths = mask.segment_sum()
+    live = lengths > 0
+    metrics = {"actor/reward_kl_penalty_coeff": controller.coef}
+    if live.any():
+        current = float((Ragged(masked, mask.offsets).segment_sum()[live] / lengths[live]).mean())
+        metrics["actor/reward_kl_penalty"] = current
+        controller.update(current, int(live.sum()))
     return batch.with_column("token_rewards", changed), metrics
 
 
