@@ -1,4 +1,4 @@
-"""A trainer's checkpoint: no pickle, bit for bit, saved and loaded by any number of ranks (ADR 0011).
+"""A trainer's checkpoint: no pickle, bit for bit, saved and loaded by any number of ranks (ADR 0013).
 
     model.safetensors       master weights (with LoRA: the adapter); tied names once
     optimizer.safetensors   the optimizer's state of each parameter

@@ -91,7 +91,10 @@ class Trainer:
     async def compute_log_probs(
         self, batch: TrajectoryBatch, columns: Sequence[str], *, temperature: float, deadline_s: float
     ) -> TrajectoryBatch:
-        """Columns "log_probs", "entropy", "sum_pi_squared" of the response tokens, under the weights being trained."""
+        """Columns "log_probs", "entropy", "sum_pi_squared" of the response tokens, under the weights being trained.
+
+        With LoRA also "base_log_probs": with the adapter off, which are those of the start model.
+        """
         if self._options.value_head:
             raise StateError("this trainer has a value head: it computes values, not log-probs")
         return await self._evaluate(batch, columns, temperature, deadline_s)

@@ -74,7 +74,10 @@ class Policy(Training, Protocol):
     async def compute_log_probs(
         self, batch: TrajectoryBatch, columns: Sequence[str], *, temperature: float, deadline_s: float
     ) -> TrajectoryBatch:
-        """As `argosy.roles.reference.Reference.compute_log_probs`, with the weights being trained."""
+        """As `argosy.roles.reference.Reference.compute_log_probs`, with the weights being trained.
+
+        With LoRA there is a further column, "base_log_probs": those of the start model.
+        """
         ...
 
     async def publish_weights(self, lineage: str, step: int, ctx: Mutation) -> WeightsManifest:

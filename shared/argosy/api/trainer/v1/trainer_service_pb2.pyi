@@ -282,7 +282,7 @@ class ComputeLogProbsStart(google.protobuf.message.Message):
 
     @property
     def columns(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """"log_probs" (of logits / temperature), "entropy" (nats), "sum_pi_squared" (Σ_v π_v²). Empty or unknown is INVALID_ARGUMENT."""
+        """"log_probs" (of logits / temperature), "entropy" (nats), "sum_pi_squared" (Σ_v π_v²); with LoRA "base_log_probs" (the same with the adapter off). Empty or unknown is INVALID_ARGUMENT."""
 
     def __init__(
         self,
