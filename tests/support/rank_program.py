@@ -89,6 +89,8 @@ def _fail(how: str) -> None:
         print("last words")
         sys.stdout.flush()
         os._exit(3)
+    if how == "babble":
+        os.write(int(sys.argv[2]), b"\xff" * 64)
     if how == "hang":
         time.sleep(HANG_S)
 

@@ -70,6 +70,12 @@ class Fault:
             by_signal=max(-returncode, 0),
         )
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is an error that Argosy raises on purpose: most are refusals, alike on all ranks."""
+        kind = getattr(errors, self.kind, None)
+        return isinstance(kind, type) and issubclass(kind, ArgosyError)
+
     def alike(self, other: Fault) -> bool:
         """Whether it is the same error on another rank: then the ranks are still in step."""
         return not self.died and (self.kind, self.message) == (other.kind, other.message)
@@ -80,9 +86,8 @@ class Fault:
         text = f"trainer rank {self.rank} failed in {doing}: {what}"
         if self.tail:
             text += f"\n{self.tail}"
-        kind: Any = getattr(errors, self.kind, InternalError)
-        known = isinstance(kind, type) and issubclass(kind, ArgosyError)
-        made: ArgosyError = (kind if known else InternalError)(text)
+        kind: Any = getattr(errors, self.kind) if self.is_ours else InternalError
+        made: ArgosyError = kind(text)
         made.metadata = {**self.metadata, "rank": str(self.rank)}
         return made
 

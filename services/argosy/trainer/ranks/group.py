@@ -33,7 +33,9 @@ R = TypeVar("R")
 
 SETTLE_S = 1.0
 """From the first fault until it is decided which one was the cause."""
-END_WITHIN_S = 5.0
+REFUSAL_S = 4.0
+"""The same where it is an error of ours: such are alike on all ranks, but a busy machine's ranks aren't alike fast."""
+END_WITHIN_S = 6.0
 """From the first fault until all other ranks have ended and the caller has its error."""
 _ABORT_AFTER_S = 2.0
 """After that, collectives that rank 0 still waits in are aborted (NCCL doesn't notice a peer's end by itself)."""
@@ -208,19 +210,26 @@ class RankGroup:
                 self._decide()
 
     def _hear(self, rank: RankProcess) -> bool:
-        """Take in what a rank reports; False when it is gone."""
-        frames = rank.read_answers()
-        ended = rank.fault() if frames is None and not self._closing else None
+        """Take in what a rank reports; False when it is gone, or speaks nonsense."""
+        ended: Fault | None
+        try:
+            frames = rank.read_answers()
+            reports = [_report(frame) for frame in frames or ()]
+        except (ArgosyError, ValueError, KeyError, TypeError) as error:
+            frames, reports = None, []
+            ended = Fault.raised(rank.rank, error)
+        else:
+            ended = rank.fault() if frames is None and not self._closing else None
         with self._changed:
             if ended is not None:
                 self._faults.append(ended)
-            for frame in frames or ():
-                if frame.header["number"] != self._number:
+            for number, report in reports:
+                if number != self._number:
                     continue  # of a command that was given up
-                if "fault" in frame.header:
-                    self._faults.append(from_plain(Fault, frame.header["fault"]))
+                if isinstance(report, Fault):
+                    self._faults.append(report)
                 else:
-                    self._answers[rank.rank] = Answer(frame.header.get("values", {}), batch_of(frame))
+                    self._answers[rank.rank] = report
             self._changed.notify_all()
         return frames is not None
 
@@ -232,8 +241,10 @@ class RankGroup:
             return max(0.0, self._decision_time() - time.monotonic())
 
     def _decision_time(self) -> float:
-        complete = not self._silent()
-        return 0.0 if complete else min(fault.time for fault in self._faults) + SETTLE_S
+        if not self._silent():
+            return 0.0
+        patience = REFUSAL_S if all(fault.is_ours for fault in self._faults) else SETTLE_S
+        return min(fault.time for fault in self._faults) + patience
 
     def _decide(self) -> None:
         """End the group if a fault has settled and the ranks aren't in step."""
@@ -252,6 +263,13 @@ class RankGroup:
                 self.failure.set_result(error)
             self._changed.notify_all()
         threading.Timer(_ABORT_AFTER_S, _abort_collectives).start()
+
+
+def _report(frame: Frame) -> tuple[int, Answer | Fault]:
+    """Number of the command, and what a rank says of it."""
+    if "fault" in frame.header:
+        return frame.header["number"], from_plain(Fault, frame.header["fault"])
+    return frame.header["number"], Answer(frame.header.get("values", {}), batch_of(frame))
 
 
 def _abort_collectives() -> None:

@@ -82,7 +82,8 @@ class RankProcess:
         for line in lines:
             text = line.decode(errors="replace")
             self._tail.append(text)
-            print(f"[rank {self.rank}] {text}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError, ValueError):  # our own output may be closed already
+                print(f"[rank {self.rank}] {text}", file=sys.stderr, flush=True)
         return piece != b""
 
     def fault(self) -> Fault:

@@ -72,6 +72,11 @@ CALLS: dict[str, Callable[[RankedBackend], object]] = {
         ("0 start_save disk", StorageError, "rank 0 failed in start_save: StorageError: no space left"),
         ("1 optim_step raise", InternalError, "rank 1 failed in optim_step: ZeroDivisionError: this rank's own"),
         ("1 optim_step kill", InternalError, "rank 1 failed in optim_step: process .* was killed by SIGKILL"),
+        (
+            "1 evaluate babble",
+            InternalError,
+            "rank 1 failed in evaluate: InternalError: a message between ranks",
+        ),
         ("1 evaluate exit", InternalError, "(?s)rank 1 failed in evaluate: process .* exited with code 3.*last words"),
     ],
 )
