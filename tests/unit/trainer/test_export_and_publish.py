@@ -78,7 +78,7 @@ async def test_a_failed_export_leaves_the_older_one(
     names = await trainer.export_hf(str(target), mutation(0))
     rename = Path.rename
 
-    def full(self: object, *args: object) -> None:
+    def full(self: object, *args: object, **settings: object) -> None:
         raise OSError("No space left on device")
 
     def no_move(self: Path, to: Path) -> Path:
