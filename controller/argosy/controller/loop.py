@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,6 +43,7 @@ from argosy.controller.stages.update import update_policy
 from argosy.controller.stages.validation import ValidationResult, validate
 from argosy.controller.stages.values import compute_values, update_critic
 from argosy.controller.staleness import StalenessGate
+from argosy.controller.timing import timed
 from argosy.telemetry.traces import span
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.ids import PolicyVersion, SampleId
@@ -169,14 +169,14 @@ class Controller:
             metrics |= await self._update(batch, step, timing)
             self._account(batch, record, step)
             self.state.step, self.state.sampler_state = step, produced.sampler_state
-            with _timed(timing, "update_weights"):
+            with timed(timing, "update_weights"):
                 await self._sync()
             self.state.cut = self.ctx.ledger.commit_step(step)
             if self._held_out and self._due(self.ctx.config.trainer.test_freq):
-                with _timed(timing, "testing"):
+                with timed(timing, "testing"):
                     await self._validate()
             if self.state.step == self._total_steps or self._due(self.ctx.config.trainer.save_freq):
-                with _timed(timing, "save_checkpoint"):
+                with timed(timing, "save_checkpoint"):
                     await self.save()
         timing["step"] = time.perf_counter() - produced.started
         metrics |= performance_metrics(batch, timing, metrics["rollout/generated_tokens"]) | self.ctx.counters
@@ -196,7 +196,7 @@ class Controller:
         metrics |= outcome_metrics(outcome for _, outcome in sorted(record.outcomes.items()))
         metrics |= agreement_metrics(batch)
         batch = take_rollout_log_probs(config, batch)
-        with _timed(timing, "adv"), span("stage.advantage", step=step):
+        with timed(timing, "adv"), span("stage.advantage", step=step):
             if config.algorithm.use_kl_in_reward:
                 batch, more = subtract_kl(config, batch, self.kl)
                 metrics |= more
@@ -213,12 +213,12 @@ class Controller:
 
         async def log_probs() -> TrajectoryBatch:
             self._stage(step, "ref")
-            with _timed(timing, "ref"), span("stage.log_probs", step=step):
-                return await add_log_probs(self.ctx, batch)
+            with span("stage.log_probs", step=step):
+                return await add_log_probs(self.ctx, batch, timing)
 
         async def values() -> Mapping[SampleId, Any]:
             self._stage(step, "values")
-            with _timed(timing, "values"), span("stage.values", step=step):
+            with timed(timing, "values"), span("stage.values", step=step):
                 return await compute_values(self.ctx, batch)
 
         if self.ctx.services.critic is None:
@@ -232,12 +232,12 @@ class Controller:
 
         async def critic() -> StepResult:
             self._stage(step, "update_critic")
-            with _timed(timing, "update_critic"), span("stage.update_critic", step=step):
+            with timed(timing, "update_critic"), span("stage.update_critic", step=step):
                 return await update_critic(self.ctx, batch, step)
 
         async def policy() -> StepResult:
             self._stage(step, "update_actor")
-            with _timed(timing, "update_actor"), span("stage.update", step=step):
+            with timed(timing, "update_actor"), span("stage.update", step=step):
                 return await update_policy(self.ctx, batch, step)
 
         updates = [critic] if self.ctx.services.critic is not None else []
@@ -315,16 +315,6 @@ class Controller:
     def _stage(self, step: int, name: str) -> None:
         self._control.at_stage(name)
         self._observer.stage(step, name)
-
-
-@contextmanager
-def _timed(timing: dict[str, float], name: str) -> Iterator[None]:
-    """Add the seconds of a block to a timing entry."""
-    started = time.perf_counter()
-    try:
-        yield
-    finally:
-        timing[name] = timing.get(name, 0.0) + time.perf_counter() - started
 
 
 def _kl_controller(ctx: RunContext) -> KLController:

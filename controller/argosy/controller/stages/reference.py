@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 
 from argosy.algorithms.catalog import ADVANTAGES
 from argosy.config import Config
 from argosy.controller.context import RunContext
+from argosy.controller.timing import timed
+from argosy.roles.policy import Policy
+from argosy.roles.reference import Reference
 from argosy.types.batch import TrajectoryBatch
 
 _INPUTS = ("sample_id", "prompt_ids", "response_ids", "response_mask")
@@ -53,20 +57,28 @@ def policy_columns(config: Config) -> list[str]:
     return columns
 
 
-async def add_log_probs(ctx: RunContext, batch: TrajectoryBatch) -> TrajectoryBatch:
-    """The batch with old_log_probs, sum_pi_squared and ref_log_probs where they are needed, matched by sample id."""
+async def add_log_probs(ctx: RunContext, batch: TrajectoryBatch, timing: dict[str, float]) -> TrajectoryBatch:
+    """The batch with old_log_probs, sum_pi_squared and ref_log_probs where they are needed, matched by sample id.
+
+    The trainer's pass adds its seconds to timing["old_log_prob"], the reference's to timing["ref"]; they run at one
+    time, so the two overlap. A pass of the trainer that stands for the reference alone is the reference's.
+    """
     temperature = ctx.config.actor_rollout_ref.rollout.temperature
     ids = TrajectoryBatch(batch.table.select(list(_INPUTS)))
     wanted = policy_columns(ctx.config)
-    calls = []
+    calls: list[tuple[str, Policy | Reference, Sequence[str], Mapping[str, str]]] = []
     if wanted:
-        calls.append((ctx.services.policy.compute_log_probs, wanted, _OF_THE_POLICY))
+        name = "ref" if wanted == ["base_log_probs"] else "old_log_prob"
+        calls.append((name, ctx.services.policy, wanted, _OF_THE_POLICY))
     if ctx.services.reference is not None:
-        calls.append((ctx.services.reference.compute_log_probs, ["log_probs"], _OF_THE_REFERENCE))
-    answers = await asyncio.gather(
-        *(call(ids, columns, temperature=temperature, deadline_s=ctx.deadline_s) for call, columns, _ in calls)
-    )
-    for (_, columns, names), answer in zip(calls, answers, strict=True):
+        calls.append(("ref", ctx.services.reference, ["log_probs"], _OF_THE_REFERENCE))
+
+    async def ask(name: str, model: Policy | Reference, columns: Sequence[str]) -> TrajectoryBatch:
+        with timed(timing, name):
+            return await model.compute_log_probs(ids, columns, temperature=temperature, deadline_s=ctx.deadline_s)
+
+    answers = await asyncio.gather(*(ask(name, model, columns) for name, model, columns, _ in calls))
+    for (_, _, columns, names), answer in zip(calls, answers, strict=True):
         samples = answer.sample_ids
         for column in columns:
             batch = batch.with_rows(names[column], dict(zip(samples, answer.ragged(column), strict=True)))

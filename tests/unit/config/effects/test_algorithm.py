@@ -103,13 +103,15 @@ def test_gdpo_reward_weights(job: Config) -> None:
 
 
 async def test_use_kl_in_reward(job: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reference runs, and the KL lowers the rewards."""
+    """The reference and the trainer's own pass run, each timed by its name, and the KL lowers the rewards."""
     changed = job.with_values({"algorithm.use_kl_in_reward": True, "trainer.default_local_dir": f"{job.run_folder}-2"})
     assert ("reference" in services_of(job), "reference" in services_of(changed)) == (False, True)
     without, with_kl = [await run_recorded(config, monkeypatch) for config in (job, changed)]
     assert (without.metrics("actor/reward_kl_penalty"), len(with_kl.metrics("actor/reward_kl_penalty"))) == ([], 2)
     rewards = [recorded.metrics("critic/rewards/mean")[0] for recorded in (without, with_kl)]
     assert rewards[1] < rewards[0]
+    for name in ("timing_s/old_log_prob", "timing_s/ref", "timing_per_token_ms/old_log_prob"):
+        assert [len(recorded.metrics(name)) for recorded in (without, with_kl)] == [0, 2]
 
 
 def test_kl_penalty(job: Config) -> None:
