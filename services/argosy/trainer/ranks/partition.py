@@ -73,7 +73,11 @@ def plan_ranks(
 
     Raises InvalidInputError if one sequence alone is over the token budget.
     """
-    parts = divide(prompts, responses, rank_count, cost)
+    return in_step(prompts, responses, divide(prompts, responses, rank_count, cost), limit)
+
+
+def in_step(prompts: Ragged, responses: Ragged, parts: Sequence[Rows], limit: MicroBatchLimit) -> list[RankPlan]:
+    """Micro-batches of given parts, however uneven: those with fewer get fillers (case E1)."""
     micro_batches = [_plan_part(prompts, responses, rows, limit) for rows in parts]
     count = max(len(planned) for planned in micro_batches)
     filler = [_shortest_row(prompts, responses)] if count else []

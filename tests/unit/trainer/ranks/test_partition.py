@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from argosy.modeling.microbatch import MicroBatchLimit
-from argosy.trainer.ranks.partition import SequenceCost, divide, karmarkar_karp, plan_ranks
+from argosy.trainer.ranks.partition import SequenceCost, divide, in_step, karmarkar_karp, plan_ranks
 from argosy.types.errors import InvalidInputError
 from argosy.types.ragged import Ragged
 
@@ -64,6 +64,19 @@ def test_e1_every_rank_has_as_many_micro_batches(lengths: list[int], counts: tup
         real = [rows for rows, weight in plan.weighted if weight == 1.0]
         assert sorted(row for rows in real for row in rows) == plan.rows.tolist()
         assert all(len(rows) == 1 for rows, weight in plan.weighted if weight == 0.0)
+
+
+@pytest.mark.parametrize("light", [[20] * 5, [20], []])
+def test_e1_parts_as_uneven_as_the_case_are_kept_in_step(light: list[int]) -> None:
+    """Five samples of 95 tokens on rank 0 under a budget of 100; five of 20, one, or none on rank 1."""
+    lengths = [95] * 5 + light
+    prompts, responses = batch_of([(2, [length - 2]) for length in lengths])
+    parts = [np.arange(5), np.arange(5, len(lengths))]
+    heavy, other = in_step(prompts, responses, parts, MicroBatchLimit(max_tokens=100))
+    assert [weight for _, weight in heavy.weighted] == [1.0] * 5
+    real = 1 if light else 0
+    assert [weight for _, weight in other.weighted] == [1.0] * real + [0.0] * (5 - real)
+    assert other.rows.tolist() == parts[1].tolist()
 
 
 @settings(deadline=None, max_examples=60)
