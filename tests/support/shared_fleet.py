@@ -20,6 +20,7 @@ from argosy.controller.placement import Placement, open_placement
 from argosy.controller.prepare import PreparedRun
 from argosy.controller.producing import StepRecord
 from argosy.controller.stages.validation import ValidationResult
+from argosy.roles.policy import Training
 from argosy.types.records import Mutation, Prompt, request_id_of
 
 
@@ -47,15 +48,16 @@ class SharedFleet:
 
     def __init__(self, base: Sequence[str], folder: Path, placement: Placement) -> None:
         self._base = base
-        self._folder = folder
+        self.folder = folder
         self._placement = placement
         self._runs = 0
 
-    async def train(self, *overrides: str) -> list[dict[str, float]]:
+    async def train(self, *overrides: str, recipe: Path | None = None) -> list[dict[str, float]]:
         """The metrics of each step of a run of its own, from the first weights on."""
         self._runs += 1
         name = f"case-{self._runs}"
-        config = load([*self._base, *overrides, f"trainer.default_local_dir={self._folder}/{name}"])
+        words = [*self._base, *overrides, f"trainer.default_local_dir={self.folder}/{name}"]
+        config = load(words, [] if recipe is None else [recipe])
         validate(config)
         prepared = PreparedRun(config)
         seen = Recorder()
@@ -80,16 +82,22 @@ class SharedFleet:
         return dataclasses.replace(
             self._placement.services,
             reference=self._placement.services.reference if config.needs_reference else None,
+            critic=self._placement.services.critic if config.needs_critic else None,
         )
 
     async def _reset(self, ctx: RunContext) -> None:
-        await ctx.services.policy.load_checkpoint(str(self._folder / "first" / "actor"), ctx.mutation("reset", "actor"))
+        for name, trainer in _trainers(ctx.services).items():
+            await trainer.load_checkpoint(str(self.folder / "first" / name), ctx.mutation("reset", name))
 
     async def save_first(self) -> None:
         """Keep the weights that every case starts from."""
-        await self._placement.services.policy.save_checkpoint(
-            str(self._folder / "first" / "actor"), _mutation("save-actor")
-        )
+        for name, trainer in _trainers(self._placement.services).items():
+            await trainer.save_checkpoint(str(self.folder / "first" / name), _mutation(f"save-{name}"))
+
+
+def _trainers(services: Services) -> dict[str, Training]:
+    trainers: dict[str, Training] = {"actor": services.policy}
+    return trainers if services.critic is None else trainers | {"critic": services.critic}
 
 
 def _mutation(name: str) -> Mutation:

@@ -94,14 +94,14 @@ def make_toy_job(folder: Path) -> ToyJob:
     return ToyJob(folder)
 
 
-def write_rows(path: Path, questions: Sequence[str]) -> None:
+def write_rows(path: Path, questions: Sequence[str], ground_truth: str = "letters") -> None:
     """Rows in verl's schema."""
     rows = [
         {
             "data_source": "toy",
             "prompt": [{"role": "user", "content": question}],
             "ability": "toy",
-            "reward_model": {"style": "rule", "ground_truth": "letters"},
+            "reward_model": {"style": "rule", "ground_truth": ground_truth},
             "extra_info": {"index": index, "split": path.stem},
         }
         for index, question in enumerate(questions)
