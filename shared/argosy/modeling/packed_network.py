@@ -55,7 +55,10 @@ class PackedNetwork:
         """The last hidden state of every packed row, [N, E]."""
         device = self.device.type
         parameter_dtype = self._head.weight.dtype
-        with torch.autocast(device, self.compute_dtype, enabled=self.compute_dtype != parameter_dtype):
+        # No cache: each weight is used once a pass, so keeping its cast would only hold a second copy of the model.
+        with torch.autocast(
+            device, self.compute_dtype, enabled=self.compute_dtype != parameter_dtype, cache_enabled=False
+        ):
             output = self._base(
                 input_ids=packed.input_ids[None],
                 position_ids=packed.position_ids[None],
