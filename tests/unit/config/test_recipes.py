@@ -65,7 +65,7 @@ def test_dr_grpo_divides_by_constants_only(recipe: Config) -> None:
 
 
 @of("grpo")
-def test_grpo_is_deepseekmaths(recipe: Config) -> None:
+def test_grpo_normalises_groups_and_has_the_kl_in_its_loss(recipe: Config) -> None:
     actor = recipe.actor_rollout_ref.actor
     assert recipe.algorithm.adv_estimator == "grpo"
     assert recipe.algorithm.norm_adv_by_std_in_grpo
@@ -85,7 +85,7 @@ def test_remax_samples_one_response_per_prompt(recipe: Config) -> None:
 
 
 @of("ppo")
-def test_ppo_is_instructgpts(recipe: Config) -> None:
+def test_ppo_has_a_critic_and_the_kl_in_its_reward(recipe: Config) -> None:
     actor = recipe.actor_rollout_ref.actor
     assert recipe.algorithm.adv_estimator == "gae"
     assert (recipe.algorithm.gamma, recipe.algorithm.lam) == (1.0, 0.95)
