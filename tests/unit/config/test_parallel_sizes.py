@@ -55,6 +55,17 @@ def test_sizes_divide_the_models_heads(
         assert said in problem
 
 
+def test_e1_every_rank_can_have_a_sequence(valid: Config) -> None:
+    """Mini-batches of 4 prompts × 4 responses: 16 shares, or 32 ranks that share them two by two."""
+    assert find_problems(valid.with_values({"trainer.n_gpus_per_node": 16}), files=False) == []
+    assert find_problems(valid.with_values({"trainer.n_gpus_per_node": 32, TENSOR: 2}), files=False) == []
+    (problem,) = find_problems(valid.with_values({"trainer.n_gpus_per_node": 17}), files=False)
+    assert problem.startswith("trainer.n_gpus_per_node: got 17, which is 17 shares of each mini-batch of 16 sequences")
+    ppo = {"algorithm.adv_estimator": "gae", "critic.ppo_mini_batch_size": 2, "trainer.n_gpus_per_node": 16}
+    (problem,) = find_problems(valid.with_values(ppo), files=False)
+    assert "of 8 sequences (critic.ppo_mini_batch_size 2 × rollout.n 4)" in problem
+
+
 def test_divided_layers_are_not_compiled(valid: Config) -> None:
     compiled = {"trainer.n_gpus_per_node": 2, "actor_rollout_ref.actor.use_torch_compile": True}
     assert refused(valid, compiled) == []

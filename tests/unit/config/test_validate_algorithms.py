@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from argosy.algorithms.catalog import ADVANTAGES
+from argosy.algorithms.kl_reward import ERROR_LIMIT
 from argosy.config import Config, find_problems, validate_row_count
+from argosy.config.validate.algorithms import LARGEST_KL_ERROR
 from argosy.types.errors import ConfigError
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -17,6 +19,8 @@ BUFFER = f"{KWARGS}.overlong_buffer_cfg"
 DYNAMIC = {f"{FILTER}.enable": True, f"{FILTER}.metric": "acc"}
 OVERLONG = {"reward_model.reward_manager": "dapo", f"{BUFFER}.enable": True, f"{BUFFER}.len": 64}
 BYPASS = {f"{CORRECTION}.bypass_mode": True}
+GDPO = {"algorithm.adv_estimator": "gdpo", "algorithm.gdpo_reward_keys": ["a", "b"]}
+ADAPTIVE = {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.type": "adaptive"}
 
 
 def found(config: Config, values: dict[str, Any]) -> str:
@@ -25,7 +29,8 @@ def found(config: Config, values: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("estimator", sorted(name for name, info in ADVANTAGES.items() if "group" in info.needs))
 def test_b1_a_group_estimator_wants_a_group(valid: Config, estimator: str) -> None:
-    values = {"algorithm.adv_estimator": estimator, "algorithm.gdpo_reward_keys": ["acc"]}
+    values: dict[str, Any] = {"algorithm.adv_estimator": estimator}
+    values |= {"algorithm.gdpo_reward_keys": ["acc"]} if estimator == "gdpo" else {}
     assert found(valid, values) == ""
     one = found(valid, values | {f"{ROLLOUT}.n": 1})
     assert one.startswith(f"{ROLLOUT}.n: got 1 with algorithm.adv_estimator={estimator}, which compares")
@@ -37,6 +42,9 @@ def test_b1_a_group_estimator_wants_a_group(valid: Config, estimator: str) -> No
     "values",
     [
         {"algorithm.adv_estimator": "remax", f"{ROLLOUT}.n": 1},
+        GDPO | {"algorithm.gdpo_reward_weights": [1.0, 0.0]},
+        ADAPTIVE | {"algorithm.kl_ctrl.horizon": 7},
+        {"algorithm.kl_ctrl.horizon": 1},
         DYNAMIC | {"data.gen_batch_size": 24, f"{FILTER}.max_num_gen_batches": 10},
         DYNAMIC | {f"{FILTER}.max_num_gen_batches": -1},
         {"data.gen_batch_size": 8},
@@ -57,13 +65,29 @@ def test_sense_is_accepted(valid: Config, values: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"algorithm.adv_estimator": "remax", f"{ROLLOUT}.do_sample": False}, "the greedy answer is the baseline"),
-        ({"algorithm.adv_estimator": "gdpo"}, "algorithm.gdpo_reward_keys: got [] with algorithm.adv_estimator=gdpo"),
-        ({"algorithm.gdpo_reward_keys": ["a", "a"]}, "got ['a', 'a'], where a name is given twice"),
         (
-            {"algorithm.gdpo_reward_keys": ["a", "b"], "algorithm.gdpo_reward_weights": [1.0]},
+            {"algorithm.adv_estimator": "remax", f"{ROLLOUT}.n": 1, f"{ROLLOUT}.do_sample": False},
+            "the greedy answer is the baseline",
+        ),
+        (
+            {"algorithm.adv_estimator": "gae", f"{ROLLOUT}.do_sample": False},
+            f"{ROLLOUT}.do_sample: got false with rollout.n=4",
+        ),
+        ({"algorithm.adv_estimator": "gdpo"}, "algorithm.gdpo_reward_keys: got [] with algorithm.adv_estimator=gdpo"),
+        (GDPO | {"algorithm.gdpo_reward_keys": ["a", "a"]}, "got ['a', 'a'], where a name is given twice"),
+        (
+            GDPO | {"algorithm.gdpo_reward_weights": [1.0]},
             "got 1 weights [1.0] for 2 gdpo_reward_keys ['a', 'b']",
         ),
+        (GDPO | {"algorithm.gdpo_reward_weights": [0.0, 0.0]}, "got [0.0, 0.0]; wants finite numbers that are not all"),
+        (GDPO | {"algorithm.gdpo_reward_weights": [1.0, float("nan")]}, "got [1.0, nan]; wants finite"),
+        (
+            GDPO | {"algorithm.adv_estimator": "grpo"},
+            "gdpo_reward_keys: got ['a', 'b'] with algorithm.adv_estimator=grpo",
+        ),
+        ({"algorithm.gdpo_reward_weights": [1.0]}, "gdpo_reward_weights: got [1.0] with algorithm.adv_estimator=grpo"),
+        # 8 prompts × 4 responses: 0.2 × 32 = 6.4
+        (ADAPTIVE | {"algorithm.kl_ctrl.horizon": 6}, "got 6 for batches of 32 sequences (train_batch_size 8 × "),
         ({"algorithm.gamma": 1.5}, "algorithm.gamma: got 1.5, wants a value ≥ 0 and ≤ 1"),
         ({"algorithm.lam": -0.1}, "algorithm.lam: got -0.1"),
         # dynamic sampling
@@ -74,7 +98,7 @@ def test_sense_is_accepted(valid: Config, values: dict[str, Any]) -> None:
         ),
         (
             DYNAMIC | {f"{ROLLOUT}.do_sample": False, "algorithm.adv_estimator": "reinforce_plus_plus"},
-            f"{ROLLOUT}.do_sample: got false with {FILTER}.enable=true",
+            f"{ROLLOUT}.do_sample: got false with rollout.n=4: greedy responses of one prompt are all the same",
         ),
         ({f"{FILTER}.enable": True}, f"{FILTER}.metric: must say what has to differ"),
         (
@@ -139,3 +163,7 @@ def test_c10_rows_are_counted_against_the_generation_batch(valid: Config) -> Non
     validate_row_count(config, 24)
     with pytest.raises(ConfigError, match=r"23 rows, fewer than one batch of data.gen_batch_size=24"):
         validate_row_count(config, 23)
+
+
+def test_the_bound_on_the_horizon_is_the_controllers() -> None:
+    assert LARGEST_KL_ERROR == ERROR_LIMIT

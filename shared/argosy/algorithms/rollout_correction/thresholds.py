@@ -118,7 +118,7 @@ def parse_rejections(names: str | None, thresholds: str | None) -> tuple[Rejecti
     if len(given) not in (1, len(wanted)):
         raise ConfigError(
             f"{key}: got {len(given)} thresholds ({thresholds!r}) for {len(wanted)} criteria ({', '.join(wanted)}); "
-            f"wants 1 or {len(wanted)}"
+            f"wants {'1' if len(wanted) == 1 else f'1 or {len(wanted)}'}"
         )
     given = given * len(wanted) if len(given) == 1 else given
     return tuple(_rejection(name, text, key) for name, text in zip(wanted, given, strict=True))

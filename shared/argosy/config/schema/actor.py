@@ -86,8 +86,8 @@ class ActorConfig:
     fsdp_config: EngineConfig = field(default_factory=EngineConfig)
     """How the training engine computes."""
     ulysses_sequence_parallel_size: int = 1
-    """Trainer ranks that divide the tokens of each packed batch, and the heads in attention; 1: none. It must divide the
-    model's attention heads, and × argosy.trainer.tensor_parallel_size the trainer.n_gpus_per_node."""
+    """Trainer ranks that divide the tokens of each packed batch, and the heads in attention; 1: none. It must divide
+    the model's attention heads, and × argosy.trainer.tensor_parallel_size the trainer.n_gpus_per_node."""
     use_torch_compile: bool = False
     """Compile the model's layers: minutes at the start, faster steps on GPUs. Needs a C++ compiler on a CPU, where it
     rarely pays. (verl's default is true.)"""

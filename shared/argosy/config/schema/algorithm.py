@@ -64,7 +64,8 @@ class AlgorithmConfig:
     """Advantages and the KL penalty in the reward."""
 
     adv_estimator: str = "gae"
-    """Advantage estimator; `argosy algorithms advantages` says what each does. verl's default, "gae", needs a critic."""
+    """Advantage estimator; `argosy algorithms advantages` says what each does. verl's default, "gae", needs a
+    critic."""
     norm_adv_by_std_in_grpo: bool = True
     """grpo, grpo_passk, gdpo: divide by the group's standard deviation; false is Dr.GRPO."""
     gamma: float = 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from argosy.algorithms.catalog import ADVANTAGES
@@ -13,6 +14,8 @@ from argosy.types.errors import ConfigError
 _N = "actor_rollout_ref.rollout.n"
 _CORRECTION = "algorithm.rollout_correction"
 _BUFFER = "reward_model.reward_kwargs.overlong_buffer_cfg"
+LARGEST_KL_ERROR = 0.2
+"""`argosy.algorithms.kl_reward.ERROR_LIMIT`, which is not imported because numpy comes with it."""
 
 
 def needs_of(estimator: str) -> frozenset[str]:
@@ -21,7 +24,7 @@ def needs_of(estimator: str) -> frozenset[str]:
 
 
 def check_estimator(config: Config) -> Iterator[str]:
-    """Groups, greedy baselines, parts of the reward."""
+    """Groups, greedy baselines, parts of the reward, the adaptive penalty."""
     algorithm, rollout = config.algorithm, config.actor_rollout_ref.rollout
     name, needs = algorithm.adv_estimator, needs_of(algorithm.adv_estimator)
     if "group" in needs and rollout.n < 2:
@@ -29,17 +32,32 @@ def check_estimator(config: Config) -> Iterator[str]:
             f"{_N}: got {rollout.n} with algorithm.adv_estimator={name}, which compares the responses of one prompt: "
             f"with {rollout.n} each advantage is 0 and nothing is learned; wants ≥ 2 (5, 8 and 16 are usual)"
         )
-    if "group" in needs and not rollout.do_sample and rollout.n > 1:
+    if not rollout.do_sample and rollout.n > 1:
         yield (
             f"actor_rollout_ref.rollout.do_sample: got false with rollout.n={rollout.n}: greedy responses of one "
-            "prompt are all the same, and nothing is learned; set it true"
+            f"prompt are all the same, so {rollout.n} of them say no more than one; set it true"
         )
-    if "baseline" in needs and not rollout.do_sample:
+    if "baseline" in needs and not rollout.do_sample and rollout.n == 1:
         yield (
             f"actor_rollout_ref.rollout.do_sample: got false with algorithm.adv_estimator={name}: the greedy answer is "
             "the baseline, so each advantage is 0 and nothing is learned; set it true"
         )
     yield from _check_parts(config, needs)
+    yield from _check_kl_control(config)
+
+
+def _check_kl_control(config: Config) -> Iterator[str]:
+    algorithm, control = config.algorithm, config.algorithm.kl_ctrl
+    sequences = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+    if not algorithm.use_kl_in_reward or control.type != "adaptive":
+        return
+    if LARGEST_KL_ERROR * sequences >= control.horizon:
+        yield (
+            f"algorithm.kl_ctrl.horizon: got {control.horizon} for batches of {sequences} sequences (train_batch_size "
+            f"{config.data.train_batch_size} × rollout.n {config.actor_rollout_ref.rollout.n}): one step may change "
+            f"the coefficient by {LARGEST_KL_ERROR:g} × {sequences} / {control.horizon} of itself, so it could become "
+            f"0 or negative; wants > {LARGEST_KL_ERROR * sequences:g} (10000 is usual)"
+        )
 
 
 def _check_parts(config: Config, needs: frozenset[str]) -> Iterator[str]:
@@ -56,12 +74,24 @@ def _check_parts(config: Config, needs: frozenset[str]) -> Iterator[str]:
             "the named parts of the score and nothing else of the reward; set actor_rollout_ref.actor.use_kl_loss=true "
             "to keep near the reference"
         )
+    if "reward_parts" not in needs and (keys or weights):
+        yield (
+            f"algorithm.gdpo_reward_{'keys' if keys else 'weights'}: got {list(keys or weights)} with "
+            f"algorithm.adv_estimator={algorithm.adv_estimator}, which reads no named parts; leave it out, or set "
+            "algorithm.adv_estimator=gdpo"
+        )
+        return
     if len(set(keys)) < len(keys):
         yield f"algorithm.gdpo_reward_keys: got {list(keys)}, where a name is given twice"
     if weights and len(weights) != len(keys):
         yield (
             f"algorithm.gdpo_reward_weights: got {len(weights)} weights {list(weights)} for {len(keys)} "
             f"gdpo_reward_keys {list(keys)}; wants one each, or none"
+        )
+    elif weights and not (all(map(math.isfinite, weights)) and any(weights)):
+        yield (
+            f"algorithm.gdpo_reward_weights: got {list(weights)}; wants finite numbers that are not all 0, or nothing "
+            "is learned"
         )
 
 
@@ -80,11 +110,6 @@ def check_filter_groups(config: Config) -> Iterator[str]:
         yield (
             f"algorithm.filter_groups.enable: got true with {_N}={n}: a group of {n} never differs within itself, so "
             "every group would be dropped; wants n ≥ 2"
-        )
-    if n > 1 and not config.actor_rollout_ref.rollout.do_sample:
-        yield (
-            "actor_rollout_ref.rollout.do_sample: got false with algorithm.filter_groups.enable=true: greedy responses "
-            "of one prompt are all the same, so every group would be dropped; set it true"
         )
     if chosen.metric is None:
         yield (

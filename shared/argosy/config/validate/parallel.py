@@ -81,6 +81,7 @@ def check_ranks(config: Config) -> Iterator[str]:
         )
     if actor_backend(config) == "megatron":
         yield from _check_megatron(config)
+    yield from _check_shares(config)
     engines = {"actor_rollout_ref.actor": config.actor_rollout_ref.actor.fsdp_config}
     if config.needs_critic:
         engines["critic"] = config.full_critic.fsdp_config
@@ -96,6 +97,23 @@ def check_ranks(config: Config) -> Iterator[str]:
             f"trainer.n_gpus_per_node: got {ranks} with a critic and argosy.placement=inprocess; one process can't be "
             "a rank of both; set argosy.placement=local"
         )
+
+
+def _check_shares(config: Config) -> Iterator[str]:
+    """Every rank can have a sequence of its own in a mini-batch, or it would only ever compute fillers."""
+    ranks, n = config.trainer.n_gpus_per_node, config.actor_rollout_ref.rollout.n
+    minis = {"actor_rollout_ref.actor": config.actor_rollout_ref.actor.ppo_mini_batch_size}
+    if config.needs_critic:
+        minis["critic"] = config.full_critic.ppo_mini_batch_size or 0
+    for key, _, sequence in _trained(config):
+        copies = ranks // (config.argosy.trainer.tensor_parallel_size * sequence)
+        mini = minis[key]
+        if copies > mini * n:
+            yield (
+                f"trainer.n_gpus_per_node: got {ranks}, which is {copies} shares of each mini-batch of {mini * n} "
+                f"sequences ({key}.ppo_mini_batch_size {mini} × rollout.n {n}): some ranks would never have one; "
+                f"wants at most {mini * n} shares"
+            )
 
 
 def actor_backend(config: Config) -> str:
