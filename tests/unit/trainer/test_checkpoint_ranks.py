@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,14 @@ from safetensors.torch import load_file
 
 from argosy.trainer import checkpoint
 from argosy.trainer.backends.base import BackendState
+from argosy.trainer.checkpoint_saver import CheckpointSaver
 from argosy.types.errors import CorruptDataError
 
 pytestmark = pytest.mark.xdist_group("checkpoint-ranks")
 
 RANK = """
 import sys
+import threading
 from pathlib import Path
 import torch
 from torch import distributed as dist
@@ -128,3 +131,19 @@ def test_nothing_on_disk_needs_pickle(tmp_path: Path) -> None:
             json.loads(path.read_text())
         else:
             load_file(path)
+
+
+def test_what_is_trained_before_the_writing_begins_is_not_in_it(tmp_path: Path) -> None:
+    """The writing thread is held up until the weights have changed."""
+    saver, may_write = CheckpointSaver(), threading.Event()
+    saver._thread.submit(may_write.wait, 60)
+    model = whole(1)
+    saving = saver.start(tmp_path / "c", 7, state_over(model, torch.get_rng_state()))
+    for tensor in model.values():
+        tensor.zero_()
+    assert not saving.done()
+    may_write.set()
+    assert saving.result(60)
+    saver.close()
+    back = checkpoint.load(tmp_path / "c")
+    assert all(torch.equal(back.state.model[name], tensor) for name, tensor in whole(1).items())
