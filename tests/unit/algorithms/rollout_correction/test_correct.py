@@ -163,6 +163,56 @@ def test_icepop_is_zero_outside_its_band_and_truncation_is_not() -> None:
     assert band.metrics["rollout_corr/rollout_is_oob_ratio"] == pytest.approx(2 / 3)
 
 
+def test_every_metric_by_hand() -> None:
+    """Ratios (¼, 1, 4) and (3) with a threshold of 2, so weights (¼, 1, 2) and (2); the token of ratio 9 is masked."""
+    case = Case(
+        [[math.log(0.25), 0.0, math.log(4.0)], [math.log(3.0), math.log(9.0)]],
+        [[0.0] * 3, [0.0] * 2],
+        [[1] * 3, [1, 0]],
+    )
+    rejections = (RejectionRule("token_k2", -math.inf, 0.5), RejectionRule("seq_sum_k1", -1.0, 1.0))
+    found = case.run(CorrectionRules(WeightRule("token", 2.0, batch_normalize=True), rejections)).metrics
+    first = (0.25 + 1 + 2) / 3  # mean weight of the first sequence; of the second it is 2, and before truncation 3
+    k2 = [0.5 * math.log(ratio) ** 2 for ratio in (0.25, 1, 4, 3)]
+    expected = {
+        "is_mean": 5.25 / 4,
+        "is_std": math.sqrt((0.25**2 + 1 + 4 + 4) / 4 - (5.25 / 4) ** 2),
+        "is_max": 4.0,
+        "is_min": 0.25,
+        "is_eff_sample_size": 5.25**2 / 4 / (0.25**2 + 1 + 4 + 4),
+        "is_ratio_fraction_high": 2 / 4,
+        "is_ratio_fraction_low": 1 / 4,  # below ½
+        "is_seq_mean": (first + 2) / 2,
+        "is_seq_std": (2 - first) / math.sqrt(2),
+        "is_seq_max": 2.0,
+        "is_seq_min": first,
+        "is_seq_max_deviation": 1.0,
+        "is_seq_fraction_high": 1 / 2,
+        "is_seq_fraction_low": 0.0,
+        "is_batch_norm_factor": 5.25 / 4,
+        "rs_token_k2_mean": sum(k2) / 4,
+        "rs_token_k2_max": k2[0],
+        "rs_token_k2_min": 0.0,
+        "rs_token_k2_fraction_high": 3 / 4,
+        "rs_token_k2_fraction_low": 0.0,
+        "rs_token_k2_masked_fraction": 3 / 4,
+        "rs_token_k2_seq_masked_fraction": 1.0,
+        "rs_seq_sum_k1_mean": -math.log(3) / 2,
+        "rs_seq_sum_k1_max": 0.0,
+        "rs_seq_sum_k1_min": -math.log(3),
+        "rs_seq_sum_k1_fraction_high": 0.0,
+        "rs_seq_sum_k1_fraction_low": 1 / 2,
+        "rs_seq_sum_k1_masked_fraction": 1 / 4,
+        "rs_seq_sum_k1_seq_masked_fraction": 1 / 2,
+        "rs_masked_fraction": 3 / 4,
+        "rs_seq_masked_fraction": 1.0,
+    }
+    prefix = "rollout_corr/rollout_"
+    names = ("is_", "rs_")
+    shown = {key.removeprefix(prefix): v for key, v in found.items() if key.removeprefix(prefix).startswith(names)}
+    assert shown == pytest.approx(expected)
+
+
 def test_enormous_ratios_stay_finite() -> None:
     case = Case([[-1.0, -1e4]], [[-1e4, -1.0]], [[1, 1]])
     for level in WEIGHT_LEVELS:
