@@ -10,6 +10,9 @@ Dimension letters: N tokens of this share, B sequences of this share. L loss, m 
     seq-mean-token-sum     Σ_s Σ_t L·m / sequences
     seq-mean-token-mean    Σ_s (Σ_t L·m / Σ_t m) / sequences        (GRPO, arXiv:2402.03300, eq. 3)
     seq-mean-token-sum-norm  Σ_s Σ_t L·m / (sequences · constant)   (Dr.GRPO, arXiv:2503.20783, §3.2)
+
+"sequences" are those with a trained token. verl divides by all rows, so there a response that nobody could judge, or
+whose tokens were all rejected, shrinks the loss of the others (case B5).
 """
 
 from __future__ import annotations

@@ -121,6 +121,12 @@ ADVANTAGES: Mapping[str, AlgorithmInfo] = {
 }
 """algorithm.adv_estimator → info."""
 
+
+def estimator_needs(name: str) -> frozenset[str]:
+    """What the estimator of that name must be given; nothing for an unknown name, which is refused elsewhere."""
+    return ADVANTAGES[name].needs if name in ADVANTAGES else frozenset()
+
+
 _ACTOR = "actor_rollout_ref.actor"
 _CLIP = (f"{_ACTOR}.clip_ratio", f"{_ACTOR}.clip_ratio_low", f"{_ACTOR}.clip_ratio_high")
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from argosy.algorithms.catalog import estimator_needs
 from argosy.controller.context import RunContext
 from argosy.controller.stages.prompt import greedy_requests, make_requests, training_params
-from argosy.controller.stages.reference import estimator_needs
 from argosy.controller.stages.reward import RewardStage, check_failures
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.telemetry.traces import span
@@ -40,7 +40,7 @@ class GenerationStage:
         self._rollout = rollout
         self._on_stage = on_stage
         self._n = ctx.config.actor_rollout_ref.rollout.n
-        self._greedy = "baseline" in estimator_needs(ctx.config)
+        self._greedy = "baseline" in estimator_needs(ctx.config.algorithm.adv_estimator)
 
     async def generate(self, step: int, prompts: Sequence[Prompt]) -> GenerationBatch:
         """Answers and outcomes of all prompts. Raises RewardsUnusableError when too many could not be judged."""

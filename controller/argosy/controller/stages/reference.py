@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from argosy.algorithms.catalog import ADVANTAGES
+from argosy.algorithms.catalog import estimator_needs
 from argosy.config import Config
 from argosy.controller.context import RunContext
 from argosy.controller.timing import timed
@@ -22,12 +22,6 @@ _OF_THE_POLICY = {
 _OF_THE_REFERENCE = {"log_probs": "ref_log_probs"}
 
 
-def estimator_needs(config: Config) -> frozenset[str]:
-    """What the catalog says that the chosen advantage estimator must be given."""
-    name = config.algorithm.adv_estimator
-    return ADVANTAGES[name].needs if name in ADVANTAGES else frozenset()
-
-
 def needs_old_log_probs(config: Config) -> bool:
     """Whether old log-probs need a forward pass of their own.
 
@@ -40,7 +34,7 @@ def needs_old_log_probs(config: Config) -> bool:
         return False
     actor = config.actor_rollout_ref.actor
     one_step = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size >= config.data.train_batch_size
-    before = {"old_log_probs", "sum_pi_squared"} & estimator_needs(config)
+    before = {"old_log_probs", "sum_pi_squared"} & estimator_needs(config.algorithm.adv_estimator)
     return not one_step or config.algorithm.use_kl_in_reward or correction.decoupled or bool(before)
 
 
@@ -51,7 +45,7 @@ def policy_columns(config: Config) -> list[str]:
     """
     columns = []
     if needs_old_log_probs(config):
-        columns += ["log_probs", *({"sum_pi_squared"} & estimator_needs(config))]
+        columns += ["log_probs", *({"sum_pi_squared"} & estimator_needs(config.algorithm.adv_estimator))]
     if config.needs_ref_log_probs and config.actor_rollout_ref.model.uses_lora:
         columns.append("base_log_probs")
     return columns

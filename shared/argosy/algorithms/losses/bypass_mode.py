@@ -33,13 +33,12 @@ from argosy.algorithms.losses.options import read_options
 from argosy.algorithms.losses.vanilla import vanilla_loss
 from argosy.algorithms.rollout_correction.ratios import LogRatios
 from argosy.algorithms.rollout_correction.rejection import apply_rules
-from argosy.algorithms.rollout_correction.thresholds import CorrectionRules, parse_rules
+from argosy.algorithms.rollout_correction.thresholds import LOSS_TYPES, CorrectionRules, parse_rules
 from argosy.algorithms.rollout_correction.weights import importance_weights
 from argosy.types.errors import ConfigError, InvalidInputError
 from argosy.types.ragged import Ragged
 from argosy.types.records import LossConfig
 
-LOSS_TYPES = ("ppo_clip", "reinforce")
 ROLLOUT_IS_THRESHOLD = "2.0"
 
 

@@ -12,6 +12,8 @@ from argosy.types.errors import ConfigError
 
 _KEYS = "algorithm.rollout_correction"
 WEIGHT_LEVELS = ("token", "sequence")
+LOSS_TYPES = ("ppo_clip", "reinforce")
+"""Of bypass mode; the first is the default."""
 REJECTION_NAMES = (
     *("token_k1", "token_k2", "token_k3"),
     *("seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from argosy.algorithms.catalog import ADVANTAGES
-from argosy.algorithms.rollout_correction.thresholds import parse_rules
+from argosy.algorithms.catalog import estimator_needs
+from argosy.algorithms.rollout_correction.thresholds import LOSS_TYPES, parse_rules
 from argosy.config.schema import Config
-from argosy.config.validate.rules import LOSS_TYPES
 from argosy.types.errors import ConfigError
 
 _N = "actor_rollout_ref.rollout.n"
@@ -18,15 +17,10 @@ LARGEST_KL_ERROR = 0.2
 """`argosy.algorithms.kl_reward.ERROR_LIMIT`, which is not imported because numpy comes with it."""
 
 
-def needs_of(estimator: str) -> frozenset[str]:
-    """What the catalog says that an estimator must be given; nothing for an unknown one."""
-    return ADVANTAGES[estimator].needs if estimator in ADVANTAGES else frozenset()
-
-
 def check_estimator(config: Config) -> Iterator[str]:
     """Groups, greedy baselines, parts of the reward, the adaptive penalty."""
     algorithm, rollout = config.algorithm, config.actor_rollout_ref.rollout
-    name, needs = algorithm.adv_estimator, needs_of(algorithm.adv_estimator)
+    name, needs = algorithm.adv_estimator, estimator_needs(algorithm.adv_estimator)
     if "group" in needs and rollout.n < 2:
         yield (
             f"{_N}: got {rollout.n} with algorithm.adv_estimator={name}, which compares the responses of one prompt: "
@@ -168,7 +162,7 @@ def _check_bypass(config: Config) -> Iterator[str]:
             f"loss is bypass_mode ({_CORRECTION}.loss_type={chosen.loss_type}); leave loss_mode out, or set "
             "bypass_mode=false"
         )
-    if "sum_pi_squared" in needs_of(config.algorithm.adv_estimator):
+    if "sum_pi_squared" in estimator_needs(config.algorithm.adv_estimator):
         yield (
             f"{_CORRECTION}.bypass_mode: got true with algorithm.adv_estimator={config.algorithm.adv_estimator}, which "
             "needs the pass over all tokens that bypass mode leaves out; set bypass_mode=false"
@@ -186,7 +180,7 @@ def check_overlong(config: Config) -> Iterator[str]:
     if buffer.len is None:
         yield f"{_BUFFER}.len: must be given where the penalty is on: the tokens over which it grows"
         return
-    if "reward_parts" in needs_of(config.algorithm.adv_estimator):
+    if "reward_parts" in estimator_needs(config.algorithm.adv_estimator):
         yield (
             f"{_BUFFER}.enable: got true with algorithm.adv_estimator={config.algorithm.adv_estimator}, which sees the "
             "named parts of the score and nothing else of the reward; set it false, and return the penalty as a part"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from argosy.algorithms.catalog import estimator_needs
 from argosy.config.schema import Config
-from argosy.config.validate.algorithms import needs_of
 from argosy.config.validate.relations import divisor_problem
 
 
 def check_critic(config: Config) -> Iterator[str]:
     """A critic where values are read and nowhere else; its mini-batches and token budgets; the warm-up."""
     estimator, enable = config.algorithm.adv_estimator, config.critic.enable
-    reads_values = "values" in needs_of(estimator)
+    reads_values = "values" in estimator_needs(estimator)
     if enable is False and reads_values:
         yield (
             f"critic.enable: got false with algorithm.adv_estimator={estimator}, which needs a critic; leave it out, "

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from argosy.algorithms.catalog import ADVANTAGES, AGGREGATION, KL, LOSSES
+from argosy.algorithms.rollout_correction.thresholds import LOSS_TYPES
 from argosy.config.convert import get_value
 from argosy.config.lookup import show
 from argosy.config.schema import Config
@@ -19,8 +20,6 @@ _SHAPES = ("constant", "linear", "cosine", "wsd")
 _SERVICES = ("rollout", "trainer", "critic", "reference", "reward")
 _DTYPES = ("float32", "bfloat16")
 _KL_TYPES = (*KL, *(f"{name}+" for name in KL))
-LOSS_TYPES = ("ppo_clip", "reinforce")
-"""Of rollout correction's bypass mode; the first is the default."""
 
 
 @dataclass(frozen=True)
