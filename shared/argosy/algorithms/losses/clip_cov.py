@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from argosy.algorithms.losses.base import (
+    LOG_RATIO_LIMIT,
     PolicyLossInputs,
     PolicyLossResult,
     check_clip_range,
@@ -66,7 +67,8 @@ def clip_cov_column(batch: MiniBatch, config: LossConfig) -> Floats:
 
 
 def _clipped(batch: MiniBatch, config: LossConfig) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    ratio = torch.from_numpy(np.exp(batch.log_probs - batch.old_log_probs))
+    log_ratios = np.clip(batch.log_probs - batch.old_log_probs, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    ratio = torch.from_numpy(np.exp(log_ratios))
     return np.asarray(clipped_surrogate(ratio, torch.from_numpy(batch.advantages), config)[1].numpy())
 
 

@@ -74,6 +74,24 @@ def test_kl_cov_takes_the_largest(rows: list[Row], share: float) -> None:
     assert min(taken, default=math.inf) >= max(left, default=-math.inf) - 1e-12
 
 
+def test_kl_cov_takes_as_many_of_equals_as_fit() -> None:
+    """One token has the largest covariance, four share the next one: of these the two with the smallest keys."""
+    rows: dict[int, Row] = {0: [(-1.0, -1.0, 4.0, 1)], 1: [(-3.0, -3.0, 0.0, 1)] * 4, 2: [(-2.0, -2.0, 1.0, 1)] * 5}
+    values = covariances(list(rows.values()))
+    assert values[0] > values[1] == values[4] > values[5]
+    batch = batch_of(rows)
+    smallest_keys = sorted(range(1, 5), key=lambda place: int(batch.keys[place]))[:2]
+    found = column_of(batch, config_of("kl_cov", kl_cov_ratio=0.3))
+    assert [place for place, mark in enumerate(found) if mark] == sorted([0, *smallest_keys])
+
+
+def test_clip_cov_of_an_enormous_ratio() -> None:
+    rows: dict[int, Row] = {0: [(-1.0, -1e4, 1.0, 1), (-1.0, -1.0, 2.0, 1), (-2.0, -2.0, 1.0, 1)]}
+    with np.errstate(all="raise"):
+        found = column_of(batch_of(rows), config_of("clip_cov", clip_cov_ratio=1.0, clip_cov_lb=-9.0, clip_cov_ub=9.0))
+    assert found == [0.0, 1.0, 1.0]  # the first one is clipped already
+
+
 @settings(deadline=None, max_examples=60)
 @given(ROWS, st.floats(0.01, 1.0), st.floats(-2, 0), st.floats(0.1, 3))
 def test_clip_cov_draws_from_the_band_what_is_not_clipped(
