@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from argosy.algorithms.aggregation import AGGREGATIONS
+from argosy.algorithms.losses import LOSSES
 from argosy.modeling.log_probs import TokenStats
 from argosy.trainer.objective import Objective, TokenColumns, ValueColumns, check_loss, objective, value_objective
 from argosy.types.errors import InvalidInputError
@@ -103,6 +104,39 @@ def test_shares_add_up_to_the_definition(batch: Batch, mode: str, cut: int) -> N
     kept = [token for row in batch for token in row if token.mask]
     found = sum(float(result.token_metrics["actor/entropy"]) for result in results)
     assert found == pytest.approx(math.fsum(token.entropy for token in kept), abs=1e-6)
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize("mode", LOSSES)
+@pytest.mark.parametrize(
+    ("new", "old", "advantage", "mask"),
+    [
+        ([-1.0, -2.0, -3.0], [-1.1, NAN, -2.9], [1.0, NAN, -1.0], [1, 0, 1]),
+        ([-1.0, -2.0, -3.0], [NAN, -math.inf, NAN], [NAN, 1.0, NAN], [0, 0, 0]),
+        ([-0.1, -0.1, -0.1], [-1e3, -1e3, -1e3], [-1.0, -1.0, -1.0], [1, 1, 1]),
+        ([-1e3, -1e3, -1e3], [-0.1, -0.1, -0.1], [1.0, -1.0, 0.0], [1, 1, 1]),
+        ([0.0, 0.0, 0.0], [0.0, -5.0, 0.0], [1.0, -1.0, 0.0], [1, 1, 1]),
+    ],
+    ids=["masked-nan", "all-masked", "ratio-of-e1000", "ratio-of-e-1000", "certain"],
+)
+def test_b5_loss_and_gradient_are_finite(
+    mode: str, new: list[float], old: list[float], advantage: list[float], mask: list[int]
+) -> None:
+    """Whatever lies where nothing is trained, and however far the policies are apart; only trained tokens are moved."""
+    log_probs, masked = torch.tensor(new, requires_grad=True), torch.tensor(mask, dtype=torch.float32)
+    spoilt = torch.where(masked > 0, 1.0, NAN)
+    columns = TokenColumns(torch.tensor(advantage), masked, torch.tensor(old), torch.tensor(old), spoilt, masked)
+    owner, normalizer = torch.zeros(3, dtype=torch.int64), GlobalNormalizer(float(sum(mask)), float(any(mask)))
+    for agg in AGGREGATIONS:
+        for kind in ("low_var_kl", "k1+"):
+            loss = loss_of(agg, loss_mode=mode, kl_loss_type=kind, entropy_coeff=0.0)
+            result = objective(TokenStats(log_probs), columns, owner, 1, loss, normalizer)
+            (slope,) = torch.autograd.grad(result.loss, [log_probs])
+            numbers = {"loss": result.loss, "slope": slope, **result.metrics, **result.token_metrics}
+            assert not [name for name, value in numbers.items() if not bool(value.isfinite().all())]
+            assert slope[masked == 0].tolist() == [0.0] * mask.count(0)
 
 
 def test_the_entropy_bonus_pulls_every_trained_token_alike() -> None:
