@@ -26,16 +26,16 @@ from argosy.trainer.ranks.framing import Frame
 from argosy.trainer.ranks.process import RankProcess
 from argosy.trainer.ranks.records import from_plain
 from argosy.types.batch import TrajectoryBatch
-from argosy.types.errors import ArgosyError, DeadlineError, UnavailableError
+from argosy.types.errors import ArgosyError, DeadlineError, InternalError, UnavailableError
 
 _LOG = logging.getLogger(__name__)
 R = TypeVar("R")
 
 SETTLE_S = 1.0
 """From the first fault until it is decided which one was the cause."""
-REFUSAL_S = 4.0
+REFUSAL_S = 8.0
 """The same where it is an error of ours: such are alike on all ranks, but a busy machine's ranks aren't alike fast."""
-END_WITHIN_S = 6.0
+END_WITHIN_S = 10.0
 """From the first fault until all other ranks have ended and the caller has its error."""
 _ABORT_AFTER_S = 2.0
 """After that, collectives that rank 0 still waits in are aborted (NCCL doesn't notice a peer's end by itself)."""
@@ -196,6 +196,15 @@ class RankGroup:
             started.set_exception(error)
             return
         started.set_result(None)
+        try:
+            self._listen()
+        except BaseException as error:  # noqa: BLE001 - nobody else would learn that the ranks aren't watched any more
+            _LOG.exception("the trainer's ranks are no longer watched")
+            with self._changed:
+                self._end(InternalError(f"the watch over the trainer's ranks failed: {error!r}"))
+
+    def _listen(self) -> None:
+        """Until the group is closed."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_read, selectors.EVENT_READ, None)
             for process in self._ranks:
@@ -257,11 +266,15 @@ class RankGroup:
             if silent := [rank for rank in self._silent() if rank]:
                 error.metadata["silent_ranks"] = ",".join(map(str, silent))
             _LOG.error("%s", error.message)
-            for rank in self._ranks:
-                rank.kill()
-            if not self.failure.cancelled():
-                self.failure.set_result(error)
-            self._changed.notify_all()
+            self._end(error)
+
+    def _end(self, error: ArgosyError) -> None:
+        """Kill the other ranks and let everybody know why. With the lock held."""
+        for rank in self._ranks:
+            rank.kill()
+        if not self.failure.done():
+            self.failure.set_result(error)
+        self._changed.notify_all()
         threading.Timer(_ABORT_AFTER_S, _abort_collectives).start()
 
 

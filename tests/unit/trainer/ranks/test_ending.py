@@ -178,3 +178,19 @@ def test_ranks_die_with_rank_0_and_outlive_the_thread_that_started_them(tmp_path
     while is_running(pid) and time.monotonic() < end:
         time.sleep(0.05)
     assert not is_running(pid)
+
+
+def test_e12_a_watch_that_fails_itself_is_told_and_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect in the watching thread must not leave the caller waiting for an answer that nobody reads."""
+    with ranks() as backend:
+
+        def broken(group: object) -> None:
+            raise LookupError("a defect")
+
+        monkeypatch.setattr(type(backend._group), "_decide", broken)
+        started = time.monotonic()
+        with pytest.raises(InternalError, match="the watch over the trainer's ranks failed: LookupError"):
+            backend.optim_step(0.5)
+        while any(is_running(pid) for pid in backend.pids):
+            assert time.monotonic() - started < END_WITHIN_S + SLACK_S
+            time.sleep(0.05)
