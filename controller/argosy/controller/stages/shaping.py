@@ -59,7 +59,6 @@ def shape_rewards(config: Config, batch: TrajectoryBatch) -> tuple[TrajectoryBat
         return batch, {}
     scores = batch.scalars("score")
     judged = ~np.isnan(scores) & (rewards.lengths > 0)
-    penalty = np.where(judged, penalty, 0.0)
     values = rewards.values.astype(np.float64)
     values[rewards.offsets[1:][judged] - 1] += penalty[judged]
     batch = batch.with_column("token_rewards", Ragged(values.astype(np.float32), rewards.offsets))
