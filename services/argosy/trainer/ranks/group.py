@@ -33,9 +33,9 @@ R = TypeVar("R")
 
 SETTLE_S = 1.0
 """From the first fault until it is decided which one was the cause."""
-REFUSAL_S = 8.0
+REFUSAL_S = 5.0
 """The same where it is an error of ours: such are alike on all ranks, but a busy machine's ranks aren't alike fast."""
-END_WITHIN_S = 10.0
+END_WITHIN_S = 6.5
 """From the first fault until all other ranks have ended and the caller has its error."""
 _ABORT_AFTER_S = 2.0
 """After that, collectives that rank 0 still waits in are aborted (NCCL doesn't notice a peer's end by itself)."""
