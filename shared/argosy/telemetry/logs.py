@@ -78,6 +78,12 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields, ensure_ascii=False)
 
 
+_EXPECTED_ERRORS = ("opentelemetry.context",)
+"""Loggers whose errors are none: a span of a stream that its caller gave up is ended in another task's context, by
+design of asyncio, which OpenTelemetry reports as an ERROR with a traceback. It would stand last in the log of a service
+that is then killed, and be shown as the cause."""
+
+
 def setup_logging(
     member_id: str, *, level: int = logging.INFO, json_lines: bool = False, stream: TextIO | None = None
 ) -> None:
@@ -89,4 +95,6 @@ def setup_logging(
         root.removeHandler(older)
     root.addHandler(handler)
     root.setLevel(level)
+    for name in _EXPECTED_ERRORS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.captureWarnings(True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextvars
 import io
 import json
 import logging
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from opentelemetry import context
 
 from argosy.telemetry.logs import redact, setup_logging
 from argosy.telemetry.traces import setup_tracing, span
@@ -47,6 +49,14 @@ def test_json_lines_carry_exceptions() -> None:
     record = json.loads(line)
     assert (record["member"], record["level"], record["message"]) == ("trainer-0", "ERROR", "failed")
     assert "ValueError: bad\nnews" in record["exception"]
+
+
+def test_a_span_that_ends_in_another_context_is_no_error() -> None:
+    stream = io.StringIO()
+    setup_logging("trainer-0", stream=stream)
+    token = contextvars.copy_context().run(context.attach, context.Context())
+    context.detach(token)
+    assert stream.getvalue() == ""
 
 
 @pytest.mark.parametrize(

@@ -262,8 +262,9 @@ class RankGroup:
             if not due or self.failure.done() or self._closing or (not self._silent() and self._in_step()):
                 return
             cause = first_cause(self._faults)
-            error = cause.error(self._doing)
-            if silent := [rank for rank in self._silent() if rank]:
+            silent = [rank for rank in self._silent() if rank]
+            error = cause.error(self._doing, silent)
+            if silent:
                 error.metadata["silent_ranks"] = ",".join(map(str, silent))
             _LOG.error("%s", error.message)
             self._end(error)

@@ -112,6 +112,8 @@ def test_a_rank_that_hangs_is_named_after_the_timeout() -> None:
         with pytest.raises(ArgosyError, match="rank 0 failed in optim_step") as caught:
             backend.optim_step(0.5)
         assert caught.value.metadata["silent_ranks"] == "1"
+        last = str(caught.value).splitlines()[-1]
+        assert last.startswith("rank 0 waited in vain: no word from rank 1, "), "the cause, not gloo's timeout, is last"
         assert time.monotonic() - began < 2.0 + END_WITHIN_S + SLACK_S
 
 
