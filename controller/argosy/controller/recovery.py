@@ -27,6 +27,7 @@ from argosy.types.errors import ConfigError, CorruptDataError, FencedError, stor
 MANIFEST = "manifest.json"
 STATE = "controller.json"
 LATEST = "latest_checkpointed_iteration.txt"
+_WAY_OUT = "restore it, or move the folder away to resume from an earlier one"
 _FOLDER = re.compile(r"^global_step_(\d+)$")
 
 
@@ -73,10 +74,12 @@ def read_checkpoint(path: Path) -> Checkpoint:
         files = dict(manifest["files"])
         checkpoint = Checkpoint(path, int(manifest["step"]), str(manifest["run_id"]))
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptDataError(f"checkpoint {path} is damaged: {MANIFEST} can't be read ({error})") from error
+        raise CorruptDataError(
+            f"checkpoint {path} is damaged: {MANIFEST} can't be read ({error}); {_WAY_OUT}"
+        ) from error
     faults = [fault for name, entry in files.items() if (fault := _file_fault(path / name, entry))]
     if faults:
-        raise CorruptDataError(f"checkpoint {path} is damaged: " + "; ".join(faults))
+        raise CorruptDataError(f"checkpoint {path} is damaged: " + "; ".join(faults) + f"; {_WAY_OUT}")
     return checkpoint
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -266,3 +267,30 @@ def test_an_adapter_needs_no_reference(valid: Config) -> None:
     lora = valid.with_values({f"{MODEL}.lora_rank": 4, f"{ACTOR}.use_kl_loss": True})
     assert find_problems(lora) == []
     assert (lora.needs_ref_log_probs, lora.needs_reference) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        (["q_proj"], ""),
+        (["no_proj", "v_proj"], ""),
+        (["all-linear"], ""),
+        ([r".*self_attn\.[kv]_proj"], ""),
+        (["proj"], "['proj'], which names no layer of"),
+        ([".*_porj"], "it has k_proj, q_proj, v_proj (or say all-linear)"),
+        (["*_proj"], "which is no regular expression"),
+    ],
+)
+def test_target_modules_name_layers_of_the_model(valid: Config, tmp_path: Path, targets: list[str], words: str) -> None:
+    names: dict[str, Any] = {f"model.layers.0.self_attn.{name}_proj.weight": {} for name in "qkv"}
+    header = json.dumps(names).encode()
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    values = {f"{MODEL}.path": str(tmp_path), f"{MODEL}.lora_rank": 4, f"{MODEL}.target_modules": targets}
+    if words:
+        assert words in problem_of(valid, values)
+    else:
+        assert find_problems(valid.with_values(values)) == []
+    (tmp_path / "model.safetensors").write_bytes(b"broken")  # not for this check to say
+    assert "no layer" not in "".join(find_problems(valid.with_values(values)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from argosy.config.schema import Config
-from argosy.config.validate.adapters import check_8bit, check_adapter_files, check_lora
+from argosy.config.validate.adapters import check_8bit, check_adapter_files, check_lora, check_target_modules
 from argosy.config.validate.algorithms import (
     check_estimator,
     check_filter_groups,
@@ -58,6 +58,7 @@ FILE_CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_other_paths,
     check_model_heads,
     check_adapter_files,
+    check_target_modules,
 )
 
 

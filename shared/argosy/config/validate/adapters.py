@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from argosy.config.schema import Config
 from argosy.config.validate.parallel import actor_backend
 
 _MODEL = "actor_rollout_ref.model"
+_HEADER_LIMIT = 100_000_000
+"""Bytes; the format's own."""
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
@@ -60,6 +65,45 @@ def check_adapter_files(config: Config) -> Iterator[str]:
     missing = [name for name in _ADAPTER_FILES if not (Path(path).expanduser() / name).is_file()]
     if missing:
         yield f"{_MODEL}.lora_adapter_path: the folder {path} lacks {', '.join(missing)}: it isn't a LoRA adapter"
+
+
+def check_target_modules(config: Config) -> Iterator[str]:
+    """Some layer of the model has a name that LoRA shall adapt. A model on the hub is looked at when it is loaded."""
+    model = config.actor_rollout_ref.model
+    targets = model.target_modules
+    if not model.uses_lora or not targets or targets == ("all-linear",):
+        return
+    # As for the trainer: one text with other characters than a name's is a regular expression.
+    is_pattern = len(targets) == 1 and not re.fullmatch(r"[\w.]+", targets[0])
+    try:
+        pattern = re.compile(targets[0] if is_pattern else r"(.*\.)?(" + "|".join(map(re.escape, targets)) + ")")
+    except re.error as error:
+        yield f"{_MODEL}.target_modules: got {targets[0]!r}, which is no regular expression: {error}"
+        return
+    layers = _layers(Path(model.path).expanduser())
+    if layers and not any(pattern.fullmatch(name) or pattern.fullmatch(f"model.{name}") for name in layers):
+        known = sorted({name.rpartition(".")[2] for name in layers})
+        yield (
+            f"{_MODEL}.target_modules: got {list(targets)}, which names no layer of "
+            f"{model.path}; it has {', '.join(known)} (or say all-linear)"
+        )
+
+
+def _layers(folder: Path) -> set[str]:
+    """Names of what has a weight, from the headers of a folder's safetensors; empty where one can't be read.
+
+    A header is JSON after its length of 8 bytes; read here, since a controller needn't have the library.
+    """
+    found: set[str] = set()
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                names: Any = json.loads(file.read(length)) if length <= _HEADER_LIMIT else ()
+        except (OSError, ValueError):
+            return set()  # said, with the file's name, by those who load it
+        found |= {name.removesuffix(".weight") for name in names if name.endswith(".weight")}
+    return found
 
 
 def _default(name: str) -> object:
