@@ -15,6 +15,7 @@ from argosy.modeling.loading import ModelSource, load_causal_lm
 from argosy.modeling.microbatch import MicroBatchLimit
 from argosy.modeling.packed_model import PackedModel
 from argosy.modeling.tiny import save_tiny_model
+from argosy.trainer.backends.fitting import check_fit
 from argosy.trainer.core import Trainer
 from argosy.trainer.lora import ADAPTER_FOLDER, BASE_LOG_PROBS
 from argosy.trainer.options import LoraOptions, OptimizerOptions
@@ -197,3 +198,15 @@ async def test_what_makes_no_sense_is_refused(make_trainer: Make, tmp_path: Path
         make_trainer(tied, lora=LoraOptions(4, target_modules=("lm_head",)))
     with pytest.raises(InvalidInputError, match="is of a model with LoRA"):
         await log_probs(make_trainer(), grouped_batch(), BASE_LOG_PROBS)
+
+
+@pytest.mark.parametrize(("saved", "now"), [(8, 4), (8, 0), (0, 4), (4, 4)])
+def test_a_checkpoint_of_another_rank_names_the_key(saved: int, now: int) -> None:
+    def shapes(rank: int) -> dict[str, tuple[int, ...]]:
+        return {"q.lora_A.default.weight": (rank, 16)} if rank else {"q.weight": (16, 16)}
+
+    found = {name: torch.zeros(shape) for name, shape in shapes(saved).items()} | {"extra": torch.zeros(1)}
+    with pytest.raises(InvalidInputError, match="of another model") as caught:
+        check_fit("model", shapes(now), found)
+    blamed = f"saved with actor_rollout_ref.model.lora_rank={saved}, this run has {now}"
+    assert (blamed in caught.value.message) == (saved != now)
