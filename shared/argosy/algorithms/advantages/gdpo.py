@@ -46,7 +46,7 @@ def gdpo(inputs: AdvantageInputs, options: AdvantageOptions) -> AdvantageResult:
 
 def _weights(parts: Mapping[str, Floats], wanted: Mapping[str, float] | None) -> Mapping[str, float]:
     """Weight by part that counts. Raises ConfigError when there is none, or one that no scorer gives is wanted."""
-    if not parts:
+    if not parts and not wanted:
         raise ConfigError(
             "algorithm.adv_estimator=gdpo needs rewards with names: let compute_score return a dict with more than "
             "`score`, and name its keys in algorithm.gdpo_reward_keys"
@@ -55,6 +55,6 @@ def _weights(parts: Mapping[str, Floats], wanted: Mapping[str, float] | None) ->
     if missing:
         raise ConfigError(
             f"algorithm.gdpo_reward_keys: got {', '.join(missing)}, which no score of this batch has; "
-            f"there are {', '.join(sorted(parts))}"
+            + (f"there are {', '.join(sorted(parts))}" if parts else "let compute_score return a dict with such a key")
         )
     return dict.fromkeys(parts, 1.0) if wanted is None else wanted

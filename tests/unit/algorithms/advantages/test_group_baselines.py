@@ -66,6 +66,9 @@ def test_gdpo_weights_choose_the_parts() -> None:
     assert right == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)], rel=1e-6)
     with pytest.raises(ConfigError, match="got brevity, which no score of this batch has; there are right, style"):
         first_tokens("gdpo", batch, AdvantageOptions(gdpo_weights={"brevity": 1.0}))
+    nameless = [answer("a", 1), answer("a", 0)]
+    with pytest.raises(ConfigError, match="got brevity, which no score of this batch has; let compute_score return"):
+        first_tokens("gdpo", nameless, AdvantageOptions(gdpo_weights={"brevity": 1.0}))
 
 
 def test_remax_without_a_judged_greedy_answer_learns_nothing_from_the_prompt() -> None:
