@@ -79,7 +79,7 @@ def test_c13_a_resumed_run_filters_the_same_groups(toy_job: ToyJob, ranks: tuple
 
 def test_importance_weights_reach_the_loss(toy_job: ToyJob) -> None:
     """Engine and trainer agree here, so a truncation at 1/2 halves the policy loss, and one at 2 does nothing."""
-    plain = train(toy_job, "plain", steps=1)[0]
+    plain = train(toy_job, "weighing-plain", steps=1)[0]
     whole, half = (
         train(toy_job, f"weights-{bound}", f"{CORRECTION}.rollout_is=token",
               f"{CORRECTION}.rollout_is_threshold={bound}", steps=1)[0]

@@ -9,6 +9,7 @@ await caller.close()
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ from argosy.rpc.fork import claim_process
 from argosy.rpc.interceptors import check_message_size
 from argosy.rpc.options import RpcOptions
 from argosy.rpc.retry import RetryPolicy, retry
-from argosy.types.errors import UnavailableError
+from argosy.types.errors import DeadlineError, UnavailableError
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -95,9 +96,13 @@ class Caller:
         claim_process()
 
         async def mapped(timeout_s: float, left_s: float) -> Result:
+            started = time.monotonic()
             try:
                 return await attempt(timeout_s, left_s)
             except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.INTERNAL and time.monotonic() - started >= timeout_s:
+                    # A stream whose deadline passes while it sends ends as an error of gRPC's own core.
+                    raise DeadlineError(f"{self.what}: no answer within {timeout_s:g} s") from error
                 raise from_rpc_error(error, peer=self.what) from error
             except grpc.aio.UsageError as error:  # a call on a closed channel
                 raise UnavailableError(f"{self.what}: the connection was closed here") from error

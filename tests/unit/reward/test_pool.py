@@ -290,7 +290,8 @@ async def test_closing_ends_the_workers_and_what_waits(
 
 
 PARENT = """
-import asyncio, sys, threading, time
+import asyncio, signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background has it ignored
 from argosy.reward.core import RewardOptions, RewardScorers
 from argosy.reward.custom import CustomFunction
 from argosy.types.ids import SampleId

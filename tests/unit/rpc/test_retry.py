@@ -4,8 +4,10 @@ import asyncio
 import time
 from collections.abc import Callable
 
+import grpc
 import pytest
 
+from argosy.rpc.channel import Caller
 from argosy.rpc.retry import NO_RETRY, RetryPolicy, retry
 from argosy.types import errors
 
@@ -109,3 +111,23 @@ async def test_the_backoff_has_jitter_and_a_bound() -> None:
         assert len(waits) > 100
         assert longest / 2 < max(waits) <= longest
         assert min(waits) < longest / 2
+
+
+async def test_a_deadline_that_passes_while_a_stream_sends_is_a_deadline() -> None:
+    """gRPC's core then reports an internal error of its own, which must not look like a defect of the server."""
+    caller = Caller("127.0.0.1:1", what="trainer-0")
+
+    async def attempt(timeout_s: float, left_s: float) -> None:
+        await asyncio.sleep(timeout_s)
+        raise grpc.aio.AioRpcError(
+            grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "Internal error from Core"
+        )
+
+    async def at_once(timeout_s: float, left_s: float) -> None:
+        raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "a defect")
+
+    with pytest.raises(errors.DeadlineError, match="trainer-0"):
+        await caller.retry(attempt, deadline_s=0.05)
+    with pytest.raises(errors.InternalError, match="a defect"):
+        await caller.retry(at_once, deadline_s=5)
+    await caller.close()

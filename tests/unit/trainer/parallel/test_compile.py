@@ -43,11 +43,14 @@ def test_traced_layers_give_the_same_gradients_for_every_shape(tiny_folder: Path
     assert counters["stats"]["unique_graphs"] <= 4  # both layers and all shapes share the parts around attention
 
 
-def test_a_missing_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_refused() -> None:
     from torch._inductor import config
     from torch._inductor.cpp_builder import get_cpp_compiler
 
-    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
     get_cpp_compiler.cache_clear() if hasattr(get_cpp_compiler, "cache_clear") else None
-    with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler on a CPU.*use_torch_compile=false"):
+    # Its own patch: pytest's would delete the entry on undoing, for every later test of this process.
+    with (
+        config.patch({"cpp.cxx": ("no-such-compiler",)}),
+        pytest.raises(ConfigError, match=r"needs a C\+\+ compiler on a CPU.*use_torch_compile=false"),
+    ):
         check_compiler(CPU)
