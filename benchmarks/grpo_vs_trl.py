@@ -115,6 +115,9 @@ def run_argosy(args: argparse.Namespace, data: Path, folder: Path) -> Measured:
         "trainer.val_before_train=false",
         "trainer.test_freq=-1",
         "trainer.save_freq=-1",
+        # The last step is always saved; TRL saves nothing here, so a copy of the state for that is no part of training.
+        "argosy.trainer.background_save=false",
+        "argosy.export_hf=false",
         *args.argosy_override,
     ]
     command = [sys.executable, "-m", "argosy.cli.main", "train", *overrides]
