@@ -184,7 +184,7 @@ def test_ranks_die_with_rank_0_and_outlive_the_thread_that_started_them(tmp_path
 
 def test_e12_a_watch_that_fails_itself_is_told_and_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect in the watching thread must not leave the caller waiting for an answer that nobody reads."""
-    with ranks() as backend:
+    with ranks("1 optim_step raise") as backend:
 
         def broken(group: object) -> None:
             raise LookupError("a defect")
