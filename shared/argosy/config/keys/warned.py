@@ -47,7 +47,9 @@ WARNED: dict[str, Warned] = {
     f"{_ACTOR}.entropy_checkpointing": Warned(_CHUNKS),
     f"{_ACTOR}.checkpoint.save_contents": Warned("a checkpoint always holds model, optimizer, schedule and RNG"),
     f"{_ACTOR}.checkpoint.load_contents": Warned("a checkpoint is always loaded whole"),
-    f"{_ACTOR}.checkpoint.async_save": Warned("the step waits until its checkpoint is on disk", neutral=(False,)),
+    f"{_ACTOR}.checkpoint.async_save": Warned(
+        "checkpoints are written while training goes on; argosy.trainer.background_save=false waits", neutral=(True,)
+    ),
     f"{_ACTOR}.checkpoint.strict": Warned("a checkpoint is always loaded whole", neutral=(True,)),
     f"{_ACTOR}.checkpoint.mbridge_config.*": Warned("there is no Megatron"),
     f"{_ACTOR}.profiler.*": Warned(_PROFILER, neutral=(False, None)),
