@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from argosy.algorithms.values import explained_variance
 from argosy.modeling.value_model import VALUE_COLUMN
 from argosy.trainer.answers import Answers
 from argosy.trainer.backends import Backend
-from argosy.trainer.backends.compute import RETURNS_COLUMN
 from argosy.trainer.computing import Computing
 from argosy.trainer.export import export_hf
-from argosy.trainer.metrics import NO_LOSS, Metrics, combine
+from argosy.trainer.metrics import NO_LOSS, Metrics, combine, explained
 from argosy.trainer.minibatch import mini_batches
 from argosy.trainer.objective import check_loss, global_normalizer
 from argosy.trainer.optimizer import StepOutcome
 from argosy.trainer.options import TrainerOptions
+from argosy.trainer.saves import Saves
 from argosy.trainer.selection import check_whole, with_mini_batch_column
 from argosy.trainer.source import PublishedWeights
 from argosy.types.batch import TrajectoryBatch
-from argosy.types.errors import DeadlineError, InvalidInputError, StateError, StepMismatchError
+from argosy.types.errors import InvalidInputError, StateError, StepMismatchError
 from argosy.types.ids import PolicyVersion
 from argosy.types.ragged import Ragged
 from argosy.types.records import (
@@ -64,7 +61,7 @@ class Trainer:
         self._revision = 0  # counts changes of the weights
         self._published_revision = -1
         self._pending: _Pending | None = None
-        self._save: _Save | None = None
+        self._saves = Saves()
         self._damage = ""  # why nothing but load_checkpoint is allowed
 
     def close(self) -> None:
@@ -207,19 +204,13 @@ class Trainer:
             part = with_mini_batch_column(batch.select(rows), config.loss, self._log_probs, draw, fresh=fresh)
             shares = self._accumulate(part, config.loss, global_normalizer(part))
             collected.append(shares | self._optimize(shares[f"{self._prefix}/trained_tokens"]))
-        metrics = combine(collected, self._prefix) | self._memory_metrics() | self._explained(batch)
+        metrics = combine(collected, self._prefix) | self._memory_metrics()
+        if self._options.value_head:
+            metrics |= explained(batch)
         if config.loss.use_kl_loss:
             metrics["actor/kl_coef"] = config.loss.kl_loss_coef
         self._step += 1
         return StepResult(self._step, metrics)
-
-    def _explained(self, batch: TrajectoryBatch) -> Metrics:
-        """How well a critic's values from before the update explain the returns, over the whole batch."""
-        if not (self._options.value_head and batch.has(VALUE_COLUMN)):
-            return {}
-        values, returns = batch.ragged(VALUE_COLUMN).values, batch.ragged(RETURNS_COLUMN).values
-        share = explained_variance(values, returns, batch.ragged("response_mask").values)
-        return {"critic/vf_explained_var": share} if math.isfinite(share) else {}
 
     def _log_probs(self, batch: TrajectoryBatch, temperature: float) -> Ragged:
         return self._backend.evaluate(batch, ["log_probs"], temperature, lambda: False).ragged("log_probs")
@@ -313,8 +304,8 @@ class Trainer:
 
         async def save() -> Sequence[str]:
             started = await self._thread.run(self._checked("save_checkpoint", ctx, start))
-            self._save = _Save(path, started)
-            return [] if background else await _written(started, None)
+            self._saves.began(path, started)
+            return [] if background else await self._saves.finished(path, None)
 
         return await self._answers.once("save_checkpoint", ctx, save)
 
@@ -324,10 +315,7 @@ class Trainer:
         May be asked again, also after it has ended. Raises what the writing raised; StateError if the last save was to
         another place.
         """
-        if self._save is None or self._save.path != path:
-            last = "there was none" if self._save is None else f"the last one is to {self._save.path!r}"
-            raise StateError(f"no save to {path!r} is under way: {last}")
-        return await _written(self._save.files, deadline_s)
+        return await self._saves.finished(path, deadline_s)
 
     async def load_checkpoint(self, path: str, ctx: Mutation) -> TrainerStatus:
         """Restore all that save_checkpoint wrote, or nothing. Weights must be published anew after it."""
@@ -382,23 +370,6 @@ class Trainer:
             return compute()
 
         return checked
-
-
-async def _written(files: Future[list[str]], deadline_s: float | None) -> Sequence[str]:
-    """A save's files; it goes on if the caller gives up."""
-    written = asyncio.wrap_future(files)
-    done, _ = await asyncio.wait({written}, timeout=deadline_s)
-    if not done:
-        raise DeadlineError(f"the checkpoint was not written within {deadline_s:g} s; it is still being written")
-    return written.result()
-
-
-@dataclass(frozen=True, slots=True)
-class _Save:
-    """The save that was begun last."""
-
-    path: str
-    files: Future[list[str]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from argosy.modeling.loading import local_or_hub
 from argosy.trainer.files import sync_file, sync_folder
 from argosy.types.errors import storage_error
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -28,6 +32,18 @@ TOKENIZER_FILES = (
 
 DEFAULT_SHARD_SIZE = "5GB"
 """Largest weights file."""
+
+
+class GatheredExport:
+    """The files of a model whose weights are elsewhere: spread over ranks, and gathered for this."""
+
+    def __init__(self, model: Any, weights: Mapping[str, Tensor], tied: Mapping[str, str]) -> None:
+        self._model = model
+        self._weights = {**weights, **{name: weights[owner] for name, owner in tied.items()}}
+
+    def save_pretrained(self, folder: str | Path, **settings: Any) -> None:
+        """As transformers' method."""
+        self._model.save_pretrained(folder, state_dict=self._weights, **settings)
 
 
 def export_hf(

@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from argosy.algorithms.values import explained_variance
+from argosy.modeling.value_model import VALUE_COLUMN
+from argosy.trainer.backends.compute import RETURNS_COLUMN
+from argosy.types.batch import TrajectoryBatch
+
 Metrics = dict[str, float]
 
 NO_LOSS: Mapping[str, Metrics] = {
@@ -31,3 +36,15 @@ def combine(steps: Sequence[Metrics], prefix: str) -> Metrics:
         total = math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
         combined[name] = total if name.removeprefix(f"{prefix}/") in SUMMED else total / len(values)
     return combined | {f"{prefix}/optimizer_steps": float(len(steps))}
+
+
+def explained(batch: TrajectoryBatch) -> Metrics:
+    """How well a critic's values from before the update explain the returns, over the whole batch.
+
+    Empty where there are no values, or the share has no meaning (returns that are all equal).
+    """
+    if not batch.has(VALUE_COLUMN):
+        return {}
+    values, returns = batch.ragged(VALUE_COLUMN).values, batch.ragged(RETURNS_COLUMN).values
+    share = explained_variance(values, returns, batch.ragged("response_mask").values)
+    return {"critic/vf_explained_var": share} if math.isfinite(share) else {}

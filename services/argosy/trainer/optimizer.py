@@ -13,6 +13,8 @@ from argosy.trainer.options import OptimizerOptions
 from argosy.trainer.sharded import global_norm, local, total_over_ranks
 from argosy.types.errors import InternalError
 
+COUNTERS = ("skipped_steps", "consecutive_skips")
+"""What is counted over a run and saved with it."""
 PROBE_ELEMENTS = 4096
 """Elements per tensor that are watched for change: enough for a share with two digits, and nearly free."""
 STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")
@@ -107,6 +109,16 @@ class MasterOptimizer:
         watched = sum(old.numel() for old in before)
         changed_count, count = total_over_ranks([changed, watched], list(self._parameters.values()))
         return changed_count / max(count, 1)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """COUNTERS by name, for a checkpoint."""
+        return {name: getattr(self, name) for name in COUNTERS}
+
+    def load_counters(self, counters: Mapping[str, int]) -> None:
+        """Restore what `counters` gave; one that is absent is 0."""
+        for name in COUNTERS:
+            setattr(self, name, counters.get(name, 0))
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The optimizer's state as "{key}/{parameter name}"; empty before the first step."""

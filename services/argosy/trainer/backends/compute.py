@@ -6,7 +6,7 @@ the rows it is given, and returns their shares of the metrics. Shares add up ove
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -180,6 +180,30 @@ class ValueCompute:
     def collected(self, gather: Gather = lambda array: array) -> dict[str, float]:
         """None."""
         return {}
+
+
+Plan = Callable[[TrajectoryBatch], Iterable[tuple[Rows, float]]]
+"""A batch → the micro-batches of this process, each with its loss scale."""
+
+
+def accumulate(
+    compute: Compute, batch: TrajectoryBatch, loss: LossConfig, normalizer: GlobalNormalizer, plan: Plan
+) -> dict[str, float]:
+    """Forward and backward of every planned micro-batch; returns the sums of their shares of the metrics.
+
+    The sum of the gradients doesn't depend on how the batch was cut (case B4).
+    """
+    compute.check(batch, loss)
+    compute.begin()
+    trained = float(batch.ragged("response_mask").values.sum())
+    batch = batch.select(compute.active_rows(batch, loss))
+    computed = float(batch.ragged("response_mask").values.sum())
+    totals: dict[str, float] = {}
+    for rows, loss_scale in plan(batch):
+        shares = compute.micro_batch(batch, rows, loss, normalizer, trained / computed, loss_scale)
+        for name, value in shares.items():
+            totals[name] = totals.get(name, 0.0) + value
+    return totals
 
 
 def _shares(result: Objective, normalizer: GlobalNormalizer, token_weight: float) -> dict[str, float]:

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch import distributed
 
-from argosy.modeling.memory import peak_memory_bytes
 from argosy.modeling.microbatch import MicroBatchLimit
 from argosy.modeling.packed_network import PackedNetwork
-from argosy.trainer.backends.compute import Compute
+from argosy.trainer.backends.compute import Compute, Rows, accumulate
 from argosy.trainer.ranks.partition import RankPlan, SequenceCost, plan_ranks
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.ragged import Ragged
@@ -58,17 +56,11 @@ class DataParallel:
 
         Returns shares of the metrics that add up over all ranks.
         """
-        compute.check(batch, loss)
-        compute.begin()
-        trained = float(batch.ragged("response_mask").values.sum())
-        batch = batch.select(compute.active_rows(batch, loss))
-        computed = float(batch.ragged("response_mask").values.sum())
-        totals: dict[str, float] = {}
-        for rows, weight in self.plan(batch, limit).weighted:
-            scale = weight * self.loss_share
-            found = compute.micro_batch(batch, rows, loss, normalizer, trained / computed, loss_scale=scale)
-            for name, value in found.items():
-                totals[name] = totals.get(name, 0.0) + value
+
+        def plan(part: TrajectoryBatch) -> list[tuple[Rows, float]]:
+            return [(rows, weight * self.loss_share) for rows, weight in self.plan(part, limit).weighted]
+
+        totals = accumulate(compute, batch, loss, normalizer, plan)
         collected = compute.collected(self.gather_arrays)
         if distributed.get_rank() == 0:
             totals |= collected  # of all ranks' rows, so it is one rank's to tell
@@ -125,23 +117,6 @@ def agreed(stop: bool) -> bool:
     flag = torch.tensor([float(stop)])
     distributed.all_reduce(flag)
     return bool(flag.item() > 0)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryReport:
-    """What this process takes."""
-
-    device: torch.device
-
-    def metrics(self) -> dict[str, float]:
-        """Gigabytes (10⁹): of this process now and at its peak, and the GPU's peak where there is one."""
-        found = {
-            "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 1e9,
-            "perf/max_cpu_memory_used_gb": peak_memory_bytes() / 1e9,
-        }
-        if self.device.type == "cuda":
-            found["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
-        return found
 
 
 def _with_empty_rows(

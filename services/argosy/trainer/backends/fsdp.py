@@ -18,11 +18,13 @@ from torch.distributed.fsdp import FSDPModule
 from argosy.trainer import checkpoint, lora
 from argosy.trainer.backends.base import BackendState
 from argosy.trainer.backends.compute import Compute, PolicyCompute, ValueCompute
-from argosy.trainer.backends.data_parallel import DataParallel, MemoryReport
+from argosy.trainer.backends.data_parallel import DataParallel
 from argosy.trainer.backends.fitting import check_fit
 from argosy.trainer.backends.fsdp_model import fill, load_on_first_rank, spread, whole
+from argosy.trainer.backends.process_state import memory_metrics, restore_rng, rng_state
 from argosy.trainer.checkpoint_saver import CheckpointSaver
-from argosy.trainer.optimizer import MasterOptimizer, StepOutcome
+from argosy.trainer.export import GatheredExport
+from argosy.trainer.optimizer import COUNTERS, MasterOptimizer, StepOutcome
 from argosy.trainer.options import TrainerOptions
 from argosy.trainer.parallel.mesh import DATA, SEQUENCE, TENSOR, make_mesh
 from argosy.trainer.parallel.model import ParallelCritic
@@ -157,16 +159,10 @@ class FsdpBackend:
 
     def sharded_state(self) -> BackendState:
         """This rank's share as DTensors: what is saved by all ranks together."""
-        rng = {"cpu": torch.get_rng_state()}
-        if self._device.type == "cuda":
-            rng["cuda"] = torch.cuda.get_rng_state(self._device)
-        counters = {
-            "skipped_steps": self._optimizer.skipped_steps,
-            "consecutive_skips": self._optimizer.consecutive_skips,
-        }
+        counters = self._optimizer.counters
         if self._adapter is not None:
             counters[lora.BASE_FINGERPRINT] = self._adapter.base_fingerprint
-        return BackendState(self._own_state(), self._optimizer.state_tensors(), rng, counters)
+        return BackendState(self._own_state(), self._optimizer.state_tensors(), rng_state(self._device), counters)
 
     def check_state(self, state: BackendState) -> None:
         """Refuse a state of another model, naming the tensors (case H5)."""
@@ -183,13 +179,13 @@ class FsdpBackend:
         self.zero_grad()
         for name, tensor in self._own_state().items():
             fill(tensor, state.model.get(name))
-        numbers = torch.tensor([bool(state.optimizer), *(state.counters.get(name, 0) for name in _COUNTERS)])
+        numbers = torch.tensor([bool(state.optimizer), *(state.counters.get(name, 0) for name in COUNTERS)])
         if distributed.get_world_size() > 1:
             distributed.broadcast(numbers, 0)
         has_moments, *counts = (int(number) for number in numbers)
         self._optimizer.load_state_tensors(self._spread_moments(state.optimizer) if has_moments else {})
-        self._optimizer.skipped_steps, self._optimizer.consecutive_skips = counts
-        self._set_rng(state.rng)
+        self._optimizer.load_counters(dict(zip(COUNTERS, counts, strict=True)))
+        restore_rng(state.rng, self._device)
 
     def _spread_moments(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Optimizer state laid out as the parameters are; step counts whole."""
@@ -201,12 +197,6 @@ class FsdpBackend:
             fill(spread_out[name], tensors.get(name))
         return spread_out
 
-    def _set_rng(self, rng: Mapping[str, Tensor]) -> None:
-        if "cpu" in rng:
-            torch.set_rng_state(rng["cpu"])
-        if "cuda" in rng and self._device.type == "cuda":
-            torch.cuda.set_rng_state(rng["cuda"], self._device)
-
     def model_for_export(self) -> Any:
         """On rank 0, something with the model's `save_pretrained`; elsewhere None."""
         weights = self._gathered(self._hf_state())
@@ -215,11 +205,11 @@ class FsdpBackend:
         if self._adapter is not None:
             tied = {name: weights[owner] for name, owner in self._tied.items()}
             return lora.MergedExport(self._hf_model, self._adapter, weights | tied)
-        return _Export(self._hf_model, weights, self._tied)
+        return GatheredExport(self._hf_model, weights, self._tied)
 
     def memory_metrics(self) -> dict[str, float]:
         """Gigabytes (10⁹) of this rank: now and at its peak, and the GPU's peak where there is one."""
-        return MemoryReport(self._device).metrics()
+        return memory_metrics(self._device)
 
     def start_save(self, folder: Path, step: int) -> Future[list[str]]:
         """Copy this rank's share now and write it in the background, together with the other ranks."""
@@ -235,27 +225,11 @@ class FsdpBackend:
             for name, tensor in own.items():
                 local(tensor).copy_(local(loaded.state.model[name]))
         self._optimizer.load_state_tensors(loaded.state.optimizer)
-        self._optimizer.skipped_steps = loaded.state.counters.get("skipped_steps", 0)
-        self._optimizer.consecutive_skips = loaded.state.counters.get("consecutive_skips", 0)
-        self._set_rng(loaded.state.rng)
+        self._optimizer.load_counters(loaded.state.counters)
+        restore_rng(loaded.state.rng, self._device)
         return loaded.step
 
     def close(self) -> None:
         """Let a save that is under way finish, and leave the group."""
         self._saver.close()
         leave()
-
-
-_COUNTERS = ("skipped_steps", "consecutive_skips")
-
-
-class _Export:
-    """A spread model's files, from its gathered weights."""
-
-    def __init__(self, model: Any, weights: dict[str, Tensor], tied: Mapping[str, str]) -> None:
-        self._model = model
-        self._weights = weights | {name: weights[owner] for name, owner in tied.items()}
-
-    def save_pretrained(self, folder: str | Path, **settings: Any) -> None:
-        """As transformers' method."""
-        self._model.save_pretrained(folder, state_dict=self._weights, **settings)

@@ -7,17 +7,18 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, nn
 
 from argosy.modeling.lean import make_lean
-from argosy.modeling.memory import peak_memory_bytes, return_freed_memory
+from argosy.modeling.memory import return_freed_memory
 from argosy.modeling.microbatch import plan_micro_batches
 from argosy.trainer import checkpoint, lora
 from argosy.trainer.backends.base import BackendState
 from argosy.trainer.backends.building import build_model, prepare_layers
+from argosy.trainer.backends.compute import Rows, accumulate
 from argosy.trainer.backends.fitting import check_fit
+from argosy.trainer.backends.process_state import memory_metrics, restore_rng, rng_state
 from argosy.trainer.checkpoint_saver import CheckpointSaver
 from argosy.trainer.lora import BASE_FINGERPRINT, MergedExport
 from argosy.trainer.optimizer import MasterOptimizer, StepOutcome
@@ -57,19 +58,14 @@ class SingleProcessBackend:
     def forward_backward(
         self, batch: TrajectoryBatch, loss: LossConfig, normalizer: GlobalNormalizer
     ) -> dict[str, float]:
-        """Micro-batch by micro-batch; the sum of their gradients doesn't depend on how they were cut (case B4)."""
-        compute = self._compute
-        compute.check(batch, loss)
-        compute.begin()
-        trained = float(batch.ragged("response_mask").values.sum())
-        batch = batch.select(compute.active_rows(batch, loss))
-        computed = float(batch.ragged("response_mask").values.sum())
-        totals: dict[str, float] = {}
-        limit = self._options.update_limit
-        for rows in plan_micro_batches(batch.ragged("prompt_ids"), batch.ragged("response_ids"), limit):
-            for name, value in compute.micro_batch(batch, rows, loss, normalizer, trained / computed).items():
-                totals[name] = totals.get(name, 0.0) + value
-        return totals | compute.collected()
+        """Micro-batch by micro-batch."""
+
+        def plan(part: TrajectoryBatch) -> list[tuple[Rows, float]]:
+            limit = self._options.update_limit
+            rows = plan_micro_batches(part.ragged("prompt_ids"), part.ragged("response_ids"), limit)
+            return [(micro_batch, 1.0) for micro_batch in rows]
+
+        return accumulate(self._compute, batch, loss, normalizer, plan) | self._compute.collected()
 
     def optim_step(self, rate: float) -> StepOutcome:
         """Clip, step, drop the gradients."""
@@ -113,18 +109,12 @@ class SingleProcessBackend:
 
     def state(self) -> BackendState:
         """For a checkpoint."""
-        rng = {"cpu": torch.get_rng_state()}
-        if self._model.device.type == "cuda":
-            rng["cuda"] = torch.cuda.get_rng_state(self._model.device)
+        fingerprint = {} if self._adapter is None else {BASE_FINGERPRINT: self._adapter.base_fingerprint}
         return BackendState(
             model=self._own_state(),
             optimizer=self._optimizer.state_tensors(),
-            rng=rng,
-            counters={
-                "skipped_steps": self._optimizer.skipped_steps,
-                "consecutive_skips": self._optimizer.consecutive_skips,
-            }
-            | ({} if self._adapter is None else {BASE_FINGERPRINT: self._adapter.base_fingerprint}),
+            rng=rng_state(self._model.device),
+            counters=self._optimizer.counters | fingerprint,
         )
 
     def load_state(self, state: BackendState) -> None:
@@ -140,11 +130,8 @@ class SingleProcessBackend:
             for name, tensor in own.items():
                 tensor.copy_(state.model[name])
         self._optimizer.load_state_tensors(state.optimizer)
-        self._optimizer.skipped_steps = state.counters.get("skipped_steps", 0)
-        self._optimizer.consecutive_skips = state.counters.get("consecutive_skips", 0)
-        torch.set_rng_state(state.rng["cpu"])
-        if "cuda" in state.rng and self._model.device.type == "cuda":
-            torch.cuda.set_rng_state(state.rng["cuda"], self._model.device)
+        self._optimizer.load_counters(state.counters)
+        restore_rng(state.rng, self._model.device)
 
     def start_save(self, folder: Path, step: int) -> Future[list[str]]:
         """Copy the state now, write it in the background."""
@@ -167,11 +154,5 @@ class SingleProcessBackend:
         return MergedExport(self._hf_model, self._adapter, self._hf_state())
 
     def memory_metrics(self) -> dict[str, float]:
-        """Gigabytes (10⁹): of this process now and at its peak, and the GPU's peak where there is one."""
-        found = {
-            "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 1e9,
-            "perf/max_cpu_memory_used_gb": peak_memory_bytes() / 1e9,
-        }
-        if self._model.device.type == "cuda":
-            found["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated(self._model.device) / 1e9
-        return found
+        """As `process_state.memory_metrics`."""
+        return memory_metrics(self._model.device)

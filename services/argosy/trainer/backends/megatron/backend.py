@@ -20,20 +20,20 @@ from argosy.modeling.loading import load_causal_lm
 from argosy.trainer import checkpoint
 from argosy.trainer.backends.base import BackendState
 from argosy.trainer.backends.compute import PolicyCompute
-from argosy.trainer.backends.data_parallel import DataParallel, MemoryReport
+from argosy.trainer.backends.data_parallel import DataParallel
 from argosy.trainer.backends.fitting import check_fit
 from argosy.trainer.backends.megatron.model import MegatronModel
 from argosy.trainer.backends.megatron.names import Slot
+from argosy.trainer.backends.process_state import memory_metrics, restore_rng, rng_state
 from argosy.trainer.checkpoint_saver import CheckpointSaver
-from argosy.trainer.optimizer import STATE_KEYS, MasterOptimizer, StepOutcome
+from argosy.trainer.export import GatheredExport
+from argosy.trainer.optimizer import COUNTERS, STATE_KEYS, MasterOptimizer, StepOutcome
 from argosy.trainer.options import TrainerOptions
 from argosy.trainer.ranks.partition import SequenceCost
 from argosy.trainer.ranks.rendezvous import Rendezvous, join, leave, rank_device
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.errors import ConfigError
 from argosy.types.records import GlobalNormalizer, LossConfig
-
-_COUNTERS = ("skipped_steps", "consecutive_skips")
 
 
 class MegatronBackend:
@@ -135,11 +135,7 @@ class MegatronBackend:
     def state(self) -> BackendState:
         """All of it, on every rank: what is equal everywhere is saved once."""
         model = self._gather({name: parameter.detach() for name, parameter in self._parameters.items()})
-        rng = {"cpu": torch.get_rng_state()}
-        if self._device.type == "cuda":
-            rng["cuda"] = torch.cuda.get_rng_state(self._device)
-        counters = {name: getattr(self._optimizer, name) for name in _COUNTERS}
-        return BackendState(model, self._moments(), rng, counters)
+        return BackendState(model, self._moments(), rng_state(self._device), self._optimizer.counters)
 
     def _moments(self) -> dict[str, Tensor]:
         own = self._optimizer.state_tensors()
@@ -188,14 +184,13 @@ class MegatronBackend:
         if distributed.get_world_size() == 1:
             self._restore(state)
             return
-        numbers = torch.tensor([bool(state.optimizer), *(state.counters.get(name, 0) for name in _COUNTERS)])
+        numbers = torch.tensor([bool(state.optimizer), *(state.counters.get(name, 0) for name in COUNTERS)])
         distributed.broadcast(numbers, 0)
         has_moments, *counts = (int(number) for number in numbers)
         model = {name: _from_first(state.model.get(name), shape) for name, shape in self._shapes().items()}
         moments = self._moment_shapes() if has_moments else {}
         optimizer = {name: _from_first(state.optimizer.get(name), shape) for name, shape in moments.items()}
-        rng = state.rng or {"cpu": torch.get_rng_state()}
-        self._restore(BackendState(model, optimizer, rng, dict(zip(_COUNTERS, counts, strict=True))))
+        self._restore(BackendState(model, optimizer, state.rng, dict(zip(COUNTERS, counts, strict=True))))
 
     def _restore(self, state: BackendState) -> None:
         self.check_state(state)
@@ -215,11 +210,8 @@ class MegatronBackend:
             )
             moments |= {f"{key}/{name}": tensor for name, tensor in parts.items()}
         self._optimizer.load_state_tensors(moments)
-        for name in _COUNTERS:
-            setattr(self._optimizer, name, state.counters.get(name, 0))
-        torch.set_rng_state(state.rng["cpu"])
-        if "cuda" in state.rng and self._device.type == "cuda":
-            torch.cuda.set_rng_state(state.rng["cuda"], self._device)
+        self._optimizer.load_counters(state.counters)
+        restore_rng(state.rng, self._device)
 
     def _own_parts(self, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
         ranks, rank = self._tensor_group.size(), self._tensor_group.rank()
@@ -240,12 +232,12 @@ class MegatronBackend:
 
     def model_for_export(self) -> Any:
         """On rank 0, something with the model's `save_pretrained`; elsewhere None."""
-        weights, _ = self.weights()
-        return _Export(self._shell, weights) if weights else None
+        weights, tied = self.weights()
+        return GatheredExport(self._shell, weights, tied) if weights else None
 
     def memory_metrics(self) -> dict[str, float]:
         """Gigabytes (10⁹) of this rank: now and at its peak, and the GPU's peak where there is one."""
-        return MemoryReport(self._device).metrics()
+        return memory_metrics(self._device)
 
     def close(self) -> None:
         """Let a save that is under way finish, and leave the groups."""
@@ -287,18 +279,6 @@ class _TensorParallelOptimizer(MasterOptimizer):
         if self._group.size() > 1:
             distributed.all_reduce(shards, group=self._group)
         return (shards + alike).sqrt()
-
-
-class _Export:
-    """The Hugging Face model's files, from gathered weights."""
-
-    def __init__(self, shell: Any, weights: dict[str, Tensor]) -> None:
-        self._shell = shell
-        self._weights = weights
-
-    def save_pretrained(self, folder: str | Path, **settings: Any) -> None:
-        """As transformers' method."""
-        self._shell.save_pretrained(folder, state_dict=self._weights, **settings)
 
 
 def check_options(options: TrainerOptions) -> None:
