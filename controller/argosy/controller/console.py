@@ -20,6 +20,7 @@ STAGES = {
     "ref": "log-probs",
     "update_actor": "updating",
     "update_weights": "syncing weights",
+    "parity": "comparing engine and trainer",
     "testing": "validating on held-out prompts",
     "save_checkpoint": "saving a checkpoint",
     "paused": "paused",

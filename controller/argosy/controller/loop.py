@@ -34,6 +34,7 @@ from argosy.controller.stages.advantage import (
     subtract_kl,
 )
 from argosy.controller.stages.correction import correct_rollout, take_rollout_log_probs
+from argosy.controller.stages.parity import PROMPT_COUNT, ParityGate
 from argosy.controller.stages.reference import add_log_probs
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.controller.stages.save import CheckpointSaves
@@ -107,6 +108,7 @@ class Controller:
             done=observer.checkpointed,
         )
         self._rollout = RolloutStage(ctx)
+        self._parity = ParityGate(ctx, self._rollout, sampler.first_prompts(PROMPT_COUNT))
         self._producer = Producer(ctx, sampler, self._rollout, self._stage)
         self._gate = StalenessGate(ctx.config.argosy.max_staleness)
         self._queue: asyncio.Queue[Produced | NoMoreSteps] = asyncio.Queue(maxsize=ctx.config.argosy.max_staleness + 1)
@@ -118,6 +120,7 @@ class Controller:
         trainer = self.ctx.config.trainer
         with span("start", step=self.state.step):
             await self._sync()
+            await self._check_parity()
             if self._held_out and (trainer.val_before_train or trainer.val_only):
                 await self._validate()
         if trainer.val_only:
@@ -171,6 +174,8 @@ class Controller:
             self.state.step, self.state.sampler_state = step, produced.sampler_state
             with timed(timing, "update_weights"):
                 await self._sync()
+            with timed(timing, "parity"):
+                metrics |= await self._check_parity()
             self.state.cut = self.ctx.ledger.commit_step(step)
             if self._held_out and self._due(self.ctx.config.trainer.test_freq):
                 with timed(timing, "testing"):
@@ -261,6 +266,11 @@ class Controller:
         with span("stage.sync", step=self.state.step):
             self.state.version = await publish_and_sync(self.ctx, self._rollout, self.state.step)
         self._control.view.step, self._control.view.version = self.state.step, self.state.version
+
+    async def _check_parity(self) -> dict[str, float]:
+        self._stage(self.state.step, "parity")
+        with span("stage.parity", step=self.state.step):
+            return await self._parity.check(self.state.step)
 
     async def _validate(self) -> None:
         self._stage(self.state.step, "testing")

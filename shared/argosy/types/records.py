@@ -272,6 +272,32 @@ class WeightChunk:
     """crc32 of `data`."""
 
 
+@dataclass(frozen=True, slots=True)
+class TransferOffer:
+    """One receiver's ticket to an open transfer: what the sender says, and the receiver needs, to get the bytes.
+
+    >>> version = PolicyVersion("main", 3, "d")
+    >>> TransferOffer("collective", "main-3", version, "127.0.0.1:4711", rank=1, world_size=2).rank
+    1
+    """
+
+    transport: str
+    """A name in `argosy.weightsync.transports.TRANSPORTS`."""
+    sync_id: str
+    """The sync that it is for; good for no other."""
+    version: PolicyVersion
+    """The version whose bytes these are."""
+    endpoint: str
+    """stream: host:port of the WeightsService ("": the source's own); collective: host:port of a TCPStore, where an
+    empty host is the sender's; shared_memory: path of the memory file; disk: folder."""
+    rank: int = 0
+    """The receiver's rank in its group; the sender is rank 0. 0 where there are no groups."""
+    world_size: int = 0
+    """Ranks of its group, the sender's included. 0 where there are no groups."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """What else the transport's receiver must know: sizes, a group's name, how many streams."""
+
+
 class MemberState(enum.Enum):
     """The life of a member: JOINING → STALE → READY → DRAINING; QUARANTINED after failures."""
 
@@ -333,6 +359,8 @@ class RolloutStatus:
     cached_token_count: int
     """Prompt tokens held for prefix sharing; 0 right after a weight update."""
     max_model_len: int
+    capabilities: Mapping[str, str] = field(default_factory=dict)
+    """What the engine says it can do, by name ("engine", "log_probs", …); empty: not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +373,10 @@ class TrainerStatus:
     """The last published version."""
     parameter_count: int
     has_value_head: bool = False
+    host_id: str = ""
+    """`argosy.weightsync.hosts.host_id` of its process: equal ids can share memory; "" if it is not known."""
+    transports: tuple[str, ...] = ()
+    """Transports by which it can send weights."""
 
 
 @dataclass(frozen=True, slots=True)

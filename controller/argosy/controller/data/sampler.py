@@ -71,6 +71,10 @@ class PromptSampler:
         """Data epoch of the next batch."""
         return self._next()[0]
 
+    def first_prompts(self, count: int) -> list[Prompt]:
+        """The dataset's first prompts, at most `count`, whatever has been drawn; draws nothing."""
+        return [self._source.prompt(place, GroupId(0, place)) for place in range(min(count, len(self._source)))]
+
     def next_batch(self) -> list[Prompt]:
         """The next `batch_size` prompts; their group ids say where in which data epoch they were drawn."""
         data_epoch, position = self._next()

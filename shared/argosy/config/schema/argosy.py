@@ -130,6 +130,19 @@ class MembershipConfig:
 
 
 @dataclass(frozen=True)
+class ParityConfig:
+    """The parity gate: after each weight sync every engine must give the trainer's log-probs for a few canary tokens."""
+
+    enabled: bool = True
+    """false: engines are only compared by the warning that each step's own samples give."""
+    max_diff: float | None = None
+    """Largest difference of one token's log-prob that is let pass, nats. null: 1e-4 where engine and trainer compute in
+    float32, 0.5 where one of them computes in bfloat16 (single tokens were seen to differ by up to 0.26)."""
+    mean_diff: float | None = None
+    """Largest mean difference over the canary's tokens, nats. null: 2e-5 in float32, 0.08 in bfloat16."""
+
+
+@dataclass(frozen=True)
 class TelemetryConfig:
     """Traces."""
 
@@ -189,6 +202,8 @@ class ArgosyConfig:
     """The reference service."""
     reward: RewardServiceConfig = field(default_factory=RewardServiceConfig)
     """The reward service."""
+    parity: ParityConfig = field(default_factory=ParityConfig)
+    """Whether the engines still compute what the trainer computes."""
     membership: MembershipConfig = field(default_factory=MembershipConfig)
     """Who is in the fleet."""
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)

@@ -161,6 +161,8 @@ RANGES: dict[str, Range] = {
     "argosy.reward.worker_count": COUNT,
     "argosy.reward.timeout_s": POSITIVE,
     "argosy.reward.max_error_rate": UNIT,
+    "argosy.parity.max_diff": NOT_NEGATIVE,
+    "argosy.parity.mean_diff": NOT_NEGATIVE,
     "argosy.membership.lease_ttl_s": Range(2),
     "argosy.rpc.deadline_s": POSITIVE,
     "argosy.rpc.max_message_bytes": Range(4 * 1024 * 1024, 2**31 - 1),

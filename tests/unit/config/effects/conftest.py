@@ -43,6 +43,7 @@ def job(tiny: Path, tmp_path: Path) -> Config:
         "trainer.default_local_dir": str(tmp_path / "run"),
         "trainer.logger": ["file"],
         "trainer.total_epochs": 1,
+        "argosy.parity.enabled": False,
         "argosy.rollout.device": "cpu",
         "argosy.rollout.slot_count": 8,
         "argosy.trainer.device": "cpu",

@@ -39,6 +39,7 @@ from argosy.types.records import (
     Mutation,
     Outcome,
     RewardCapabilities,
+    RolloutStatus,
     Scored,
     ScoreRequest,
     ScoreResult,
@@ -105,6 +106,9 @@ class _Rollout:
                 request.sample_id, ids, tuple(-0.5 for _ in ids), (version,), FinishReason.STOP, "text",
                 purpose=request.purpose,
             )  # fmt: skip
+
+    async def status(self) -> RolloutStatus:
+        return RolloutStatus(self._manifest.version, "ready", 0, 0, 8, 0, 0, 64)
 
     async def init_weight_transfer(self, transport: str, ctx: Mutation) -> None:
         pass

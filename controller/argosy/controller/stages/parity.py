@@ -1,0 +1,161 @@
+"""The parity gate: after a sync, every engine's log-probs of its own tokens are the trainer's, or the run stops.
+
+A checksum shows that the bytes arrived. This shows that the engine computes with them: a prepacked or tied head that
+was left behind, a cache of the old weights, another temperature or another rotary scaling passes every checksum.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from argosy.config import Config
+from argosy.controller.context import RunContext
+from argosy.controller.stages.rollout import RolloutStage
+from argosy.types.batch import TrajectoryBatch
+from argosy.types.errors import CorruptDataError, UnavailableError
+from argosy.types.ids import GroupId, SampleId
+from argosy.types.records import Completion, FinishReason, GenerateRequest, Prompt, SamplingParams
+
+Gaps = npt.NDArray[np.float64]
+
+PROMPT_COUNT = 2
+TOKEN_COUNT = 16
+"""Sampled for each prompt: enough for a mean, few enough to cost about as much as as many decode steps of two rows."""
+PURPOSE = "warmup"
+MODEL_FREE_ENGINES = frozenset({"simulated"})
+"""Engines whose log-probs are not of the model, so that there is nothing to compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Largest differences of a token's log-prob (nats) between engine and trainer that are rounding."""
+
+    largest: float
+    mean: float
+
+
+FLOAT32 = Bound(1e-4, 2e-5)
+"""Both sides in float32; other orders of summation stay below 5e-5 in every engine tried."""
+BFLOAT16 = Bound(0.5, 0.08)
+"""One side or both in bfloat16: single tokens were seen to differ by up to 0.26, and 0.01 … 0.03 on average."""
+
+
+class ParityGate:
+    """Asks each engine for a few tokens, and the trainer for their log-probs.
+
+    Args:
+        ctx: The run.
+        rollout: Whose usable members are checked.
+        prompts: Some of the run's own; the first PROMPT_COUNT are used.
+    """
+
+    def __init__(self, ctx: RunContext, rollout: RolloutStage, prompts: Sequence[Prompt]) -> None:
+        self._ctx = ctx
+        self._rollout = rollout
+        self._requests = canary_requests(ctx.config, prompts)
+        self._bound = bound_of(ctx.config)
+
+    async def check(self, step: int) -> dict[str, float]:
+        """Metrics parity/log_prob_diff_{max,mean} over all members (nats); empty when the gate is off.
+
+        A member that can't answer is left to the next generation, which knows what to do about it. A member that turns
+        out to be unlike the trainer stops the run: CorruptDataError names it.
+        """
+        if not self._ctx.config.argosy.parity.enabled or not self._requests:
+            return {}
+        members = sorted(self._rollout.usable)
+        answers = await asyncio.gather(*(self._sample(member, step) for member in members))
+        differences = []
+        for member, completions in zip(members, answers, strict=True):
+            if completions:
+                differences.append(await self._compare(member, completions))
+        if not differences:
+            return {}
+        gaps = np.concatenate(differences)
+        return {"parity/log_prob_diff_max": float(gaps.max()), "parity/log_prob_diff_mean": float(gaps.mean())}
+
+    async def _sample(self, member: str, step: int) -> list[Completion]:
+        """The canary's completions; empty where there is nothing to compare."""
+        server = self._ctx.services.rollouts[member]
+        try:
+            status = await server.status()
+            if status.capabilities.get("engine") in MODEL_FREE_ENGINES:
+                return []
+            # Other noise each step, so that other tokens are compared; a resumed run repeats it.
+            requests = [replace(one, sample_id=replace(one.sample_id, attempt=step)) for one in self._requests]
+            found = [one async for one in server.generate(requests, deadline_s=self._ctx.deadline_s)]
+        except UnavailableError:
+            return []
+        return [one for one in found if one.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) and one.token_ids]
+
+    async def _compare(self, member: str, completions: Sequence[Completion]) -> Gaps:
+        """|engine − trainer| of each canary token, [T] nats. CorruptDataError beyond the bound."""
+        prompts = {one.sample_id.group: one.prompt_ids for one in self._requests}
+        rows = sorted(completions, key=lambda one: one.sample_id)
+        batch = TrajectoryBatch.build(
+            [row.sample_id for row in rows],
+            [prompts[row.sample_id.group] for row in rows],
+            [row.token_ids for row in rows],
+            [[1] * len(row.token_ids) for row in rows],
+        )
+        answer = await self._ctx.services.policy.compute_log_probs(
+            batch, ["log_probs"], temperature=self._requests[0].params.temperature, deadline_s=self._ctx.deadline_s
+        )
+        trainer = dict(zip(answer.sample_ids, answer.ragged("log_probs"), strict=True))
+        ours = np.concatenate([np.asarray(trainer[row.sample_id], np.float64) for row in rows])
+        gaps: Gaps = np.abs(np.concatenate([np.asarray(row.log_probs, np.float64) for row in rows]) - ours)
+        judge(member, gaps, self._bound)
+        return gaps
+
+
+def judge(member: str, gaps: Gaps, bound: Bound) -> None:
+    """Raise CorruptDataError when the differences [T] of one engine are more than rounding, or not numbers."""
+    largest, mean = float(gaps.max()), float(gaps.mean())
+    if largest <= bound.largest and mean <= bound.mean:
+        return
+    raise CorruptDataError(
+        f"{member} does not compute what the trainer computes: the log-probs of {gaps.size} canary tokens differ by "
+        f"{largest:.3g} at most and {mean:.3g} on average, allowed are {bound.largest:g} and {bound.mean:g}. Look for "
+        "weights that did not arrive whole in the engine, another precision, or a model setting that one side lacks; "
+        "argosy.parity.max_diff and mean_diff set the bounds, argosy.parity.enabled=false goes on without the check",
+        member=member,
+        largest=str(largest),
+        mean=str(mean),
+    )
+
+
+def bound_of(config: Config) -> Bound:
+    """From the precisions of both sides, unless argosy.parity sets it."""
+    exact = config.argosy.rollout.dtype == config.actor_rollout_ref.actor.fsdp_config.dtype == "float32"
+    bound, own = FLOAT32 if exact else BFLOAT16, config.argosy.parity
+    return Bound(
+        bound.largest if own.max_diff is None else own.max_diff,
+        bound.mean if own.mean_diff is None else own.mean_diff,
+    )
+
+
+def canary_requests(config: Config, prompts: Sequence[Prompt]) -> list[GenerateRequest]:
+    """From the policy's full distribution, so that the trainer's log-probs are of the same one in every engine."""
+    rollout = config.actor_rollout_ref.rollout
+    longest = rollout.max_model_len or config.data.max_prompt_length + config.data.max_response_length
+    requests = []
+    for place, prompt in enumerate(prompts[:PROMPT_COUNT]):
+        room = min(TOKEN_COUNT, longest - len(prompt.token_ids))
+        if room < 1:
+            continue
+        params = SamplingParams(
+            max_tokens=room,
+            temperature=rollout.temperature if rollout.temperature > 0 else 1.0,
+            seed=config.argosy.seed,
+            ignore_eos=True,
+        )
+        group = GroupId(0, place)
+        requests.append(
+            GenerateRequest(SampleId(group.data_epoch, group.position, 0), prompt.token_ids, params, PURPOSE)
+        )
+    return requests
