@@ -77,7 +77,10 @@ def convert(kind: Any, value: Any, path: str) -> Any:
         return _tuple(options, value, path)
     if origin is not None and issubclass(origin, Mapping):
         if isinstance(value, Mapping):
-            return dict(value)
+            return {
+                name: item if options[1] is Any else convert(options[1], item, f"{path}.{name}")
+                for name, item in value.items()
+            }
         raise ConfigError(f"{path}: wants a mapping such as {{name: value}}, got {describe(value)}")
     return _scalar(kind, value, path)
 

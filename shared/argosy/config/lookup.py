@@ -33,8 +33,10 @@ class Leaf:
     @property
     def is_text(self) -> bool:
         """Whether a single value given to it is text: a str, or a str or null, or a list of str."""
+        if self.inside:
+            return self.is_mapping and typing.get_args(self.kind)[1] is str
         options = typing.get_args(self.kind) if isinstance(self.kind, types.UnionType) else (self.kind,)
-        return not self.inside and any(option is str or option == tuple[str, ...] for option in options)
+        return any(option is str or option == tuple[str, ...] for option in options)
 
 
 @dataclass(frozen=True)

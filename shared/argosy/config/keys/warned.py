@@ -73,7 +73,9 @@ WARNED: dict[str, Warned] = {
     ),
     f"{_ROLLOUT}.enforce_eager": Warned("the embedded engine never captures graphs", neutral=(True,)),
     f"{_ROLLOUT}.cudagraph_capture_sizes": Warned("the embedded engine never captures graphs", neutral=(None,)),
-    f"{_ROLLOUT}.free_cache_engine": Warned("rollout keeps its cache during updates", neutral=(False,)),
+    f"{_ROLLOUT}.free_cache_engine": Warned(
+        "rollout sleeps during updates where argosy.colocated=true", neutral=(False,)
+    ),
     f"{_ROLLOUT}.max_num_batched_tokens": Warned("see argosy.rollout.prefill_token_budget"),
     f"{_ROLLOUT}.max_num_seqs": Warned("see argosy.rollout.slot_count"),
     f"{_ROLLOUT}.enable_chunked_prefill": Warned("prefill is bounded by argosy.rollout.prefill_token_budget"),
@@ -96,7 +98,7 @@ WARNED: dict[str, Warned] = {
     f"{_ROLLOUT}.trace.*": Warned(_PROFILER, neutral=(None, False)),
     f"{_ROLLOUT}.profiler.*": Warned(_PROFILER, neutral=(None, False)),
     f"{_ROLLOUT}.prometheus.*": Warned("there is no Prometheus endpoint", neutral=(None, False)),
-    f"{_ROLLOUT}.enable_sleep_mode": Warned(_ENGINE),
+    f"{_ROLLOUT}.enable_sleep_mode": Warned("engines can sleep; argosy.colocated=true lets them", neutral=(True,)),
     f"{_ROLLOUT}.scheduling_policy": Warned("requests are admitted in the order they come", neutral=("fcfs",)),
     # ref
     f"{_REF}.strategy": Warned(_FSDP, refused_values=_STRATEGY),
@@ -117,7 +119,9 @@ WARNED: dict[str, Warned] = {
     f"{_REF}.fsdp_config.use_torch_compile": Warned(_COMPILE, neutral=(False,)),
     f"{_REF}.fsdp_config.strategy": Warned(_FSDP, refused_values=_STRATEGY),
     # the rest
-    "actor_rollout_ref.hybrid_engine": Warned("services are placed by argosy.placement", neutral=(True,)),
+    "actor_rollout_ref.hybrid_engine": Warned(
+        "services are placed by argosy.placement and argosy.colocated", neutral=(True,)
+    ),
     "actor_rollout_ref.nccl_timeout": Warned("there is no collective; calls have argosy.rpc.deadline_s"),
     "actor_rollout_ref.profiler.*": Warned(_PROFILER),
     "reward_model.launch_reward_fn_async": Warned("rewards are always scored beside other work", neutral=(True,)),

@@ -21,9 +21,11 @@ from argosy.config.schema.optim import EngineConfig, OptimConfig
 from argosy.config.schema.reward import CustomRewardConfig
 from argosy.config.schema.rollout import RolloutConfig, ValKwargs
 from argosy.config.schema.root import ActorRolloutRefConfig, Config
+from argosy.config.schema.services import DEFAULT_POOL, PoolConfig, ServiceProcessConfig, ServicesConfig
 from argosy.config.schema.trainer import TrainerConfig
 
 __all__ = [
+    "DEFAULT_POOL",
     "ActorConfig",
     "ActorRolloutRefConfig",
     "AlgorithmConfig",
@@ -38,16 +40,19 @@ __all__ = [
     "EngineConfig",
     "KlCtrlConfig",
     "MembershipConfig",
-    "ParityConfig",
     "ModelConfig",
     "OptimConfig",
+    "ParityConfig",
     "PolicyLossConfig",
+    "PoolConfig",
     "RefConfig",
     "ReferenceServiceConfig",
     "RewardServiceConfig",
     "RolloutConfig",
     "RolloutServiceConfig",
     "RpcConfig",
+    "ServiceProcessConfig",
+    "ServicesConfig",
     "TelemetryConfig",
     "TrainerConfig",
     "TrainerServiceConfig",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from argosy.config.schema.services import ServicesConfig
 
 
 @dataclass(frozen=True)
@@ -181,6 +185,15 @@ class ArgosyConfig:
     deterministic: bool = False
     """Fix the order of work, PyTorch's kernels and the thread counts (1 where `threads` is 0), so that a resumed run
     repeats the unbroken one bit for bit (CPU, fp32)."""
+    colocated: bool = False
+    """Trainer and rollout share their devices, so they take turns: rollout servers sleep while the policy is trained
+    (argosy.sleep_level says what they give up), and wake for the next weights. false: each has devices of its own."""
+    sleep_level: int = 1
+    """What a sleeping rollout server gives up: 1: caches and buffers (the weights leave the device too where the engine
+    can move them); 2: the weights as well, which come back with the next sync."""
+    pools: Mapping[str, Any] = field(default_factory=dict)
+    """Rollout servers, as {NAME: {count: 2, engine: vllm, …}}; what a pool can say is under `argosy.pools.NAME`. Empty:
+    one server, with the keys above and below."""
     max_staleness: int = 0
     """How many policy versions a trained sample may be behind: 0 (synchronous) for now."""
     export_hf: bool = True
@@ -192,6 +205,8 @@ class ArgosyConfig:
     allow_remote_hosts: bool = False
     """Let services listen on other addresses than loopback. Calls are neither encrypted nor authenticated: only on a
     network that you trust."""
+    services: ServicesConfig = field(default_factory=ServicesConfig)
+    """Interpreters and environment variables of the services."""
     rollout: RolloutServiceConfig = field(default_factory=RolloutServiceConfig)
     """The rollout service and its embedded engine."""
     trainer: TrainerServiceConfig = field(default_factory=TrainerServiceConfig)

@@ -16,6 +16,7 @@ from argosy.config.schema.data import DataConfig
 from argosy.config.schema.model import ModelConfig
 from argosy.config.schema.reward import CustomRewardConfig, RewardModelConfig
 from argosy.config.schema.rollout import RolloutConfig
+from argosy.config.schema.services import PoolConfig, without_secrets
 from argosy.config.schema.trainer import TrainerConfig
 
 
@@ -63,6 +64,19 @@ class Config:
         """The folder that everything of this run is written to."""
         named = self.trainer.default_local_dir
         return Path(named or f"checkpoints/{self.trainer.project_name}/{self.trainer.experiment_name}").expanduser()
+
+    @property
+    def pools(self) -> dict[str, PoolConfig]:
+        """Rollout pools by name: `argosy.pools`, or one of one server named "default". Raises ConfigError."""
+        from argosy.config.pools import pools_of
+
+        return pools_of(self)
+
+    def for_pool(self, name: str | None) -> Config:
+        """What the rollout servers of a pool see (null: of the only one). Raises ConfigError on an unknown pool."""
+        from argosy.config.pools import choose_pool, config_of_pool
+
+        return config_of_pool(self, choose_pool(self, name))
 
     @property
     def needs_ref_log_probs(self) -> bool:
@@ -117,8 +131,12 @@ class Config:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists and scalars, as YAML and JSON want them."""
-        return {key: _plain(value) for key, value in dataclasses.asdict(self).items()}
+        """Plain dicts, lists and scalars, as YAML and JSON want them; secrets of `env` are hidden."""
+        plain = {key: _plain(value) for key, value in dataclasses.asdict(self).items()}
+        for process in (*plain["argosy"]["services"].values(), *plain["argosy"]["pools"].values()):
+            if isinstance(process, dict) and isinstance(process.get("env"), dict):
+                process["env"] = without_secrets(process["env"])
+        return plain
 
     def with_values(self, values: Mapping[str, Any]) -> Config:
         """A copy with the named keys (full paths) replaced. Raises ConfigError on an unknown key or a wrong type."""

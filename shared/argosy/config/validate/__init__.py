@@ -21,6 +21,7 @@ from argosy.config.validate.parallel import (
     check_parallel_sizes,
     check_ranks,
 )
+from argosy.config.validate.placement import check_interpreters, check_pool_configs, check_pools, check_services
 from argosy.config.validate.relations import (
     check_argosy,
     check_batches,
@@ -52,10 +53,13 @@ CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_8bit,
     check_argosy,
     check_devices,
+    check_services,
+    check_pools,
 )
 FILE_CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_data_files,
     check_other_paths,
+    check_interpreters,
     check_model_heads,
     check_adapter_files,
     check_target_modules,
@@ -74,6 +78,7 @@ def find_problems(config: Config, *, files: bool = True) -> list[str]:
         checks = FILE_CHECKS if files else ()
     for check in checks:
         problems += check(config)
+    problems += check_pool_configs(config, (check_fields, *CHECKS), problems)
     return problems
 
 

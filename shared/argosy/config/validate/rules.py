@@ -147,6 +147,7 @@ RANGES: dict[str, Range] = {
     "argosy.seed": NOT_NEGATIVE,
     "argosy.startup_timeout_s": POSITIVE,
     "argosy.stop_grace_s": POSITIVE,
+    "argosy.sleep_level": Range(1, 2),
     "argosy.rollout.slot_count": COUNT,
     "argosy.rollout.prefill_token_budget": COUNT,
     "argosy.rollout.stream_interval_tokens": COUNT,
