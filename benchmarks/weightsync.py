@@ -23,7 +23,7 @@ from argosy.rpc import weights_service
 from argosy.rpc.clients.weights import GrpcWeightSource
 from argosy.rpc.server import RpcServer
 from argosy.weightsync import Snapshot, Staging
-from argosy.weightsync.transports.stream import receive
+from argosy.weightsync.transports.stream import pull as receive
 
 HIDDEN = 576
 """Of SmolLM2-135M: most tensors are [576, 576] or [1536, 576]."""

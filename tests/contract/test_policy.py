@@ -32,7 +32,7 @@ from argosy.types.errors import (
 )
 from argosy.types.records import GlobalNormalizer, LossConfig, UpdateConfig
 from argosy.weightsync import Staging, verify_agreement, verify_canary
-from argosy.weightsync.transports.stream import receive
+from argosy.weightsync.transports.stream import pull as receive
 from contract.batches import batch_of
 from contract.forms import DEADLINE_S, RUN, Form, MakeRollout, collect, mutation, request
 from contract.test_weight_sync import sync

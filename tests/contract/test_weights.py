@@ -18,7 +18,7 @@ from argosy.rpc.gate import Gate
 from argosy.types.errors import CorruptDataError, InvalidInputError, NotFoundError, UnavailableError
 from argosy.types.records import WeightChunk
 from argosy.weightsync import Snapshot, Staging
-from argosy.weightsync.transports.stream import receive
+from argosy.weightsync.transports.stream import pull as receive
 from contract.forms import Form
 
 

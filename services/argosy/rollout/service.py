@@ -13,7 +13,7 @@ from argosy.api.rollout.v1 import generate_pb2, rollout_service_pb2_grpc
 from argosy.api.rollout.v1 import rollout_service_pb2 as pb
 from argosy.rpc import weights_service
 from argosy.rpc.clients.weights import GrpcWeightSource
-from argosy.rpc.codec.common import manifest_from_pb, version_to_pb
+from argosy.rpc.codec.common import manifest_from_pb, offer_from_pb, version_to_pb
 from argosy.rpc.codec.rollout import PAUSE_MODES, key_from_pb, rollout_status_to_pb
 from argosy.rpc.gate import Gate
 from argosy.rpc.generate_session import GenerateSession, ServedRollout
@@ -111,13 +111,14 @@ class RolloutServicer(rollout_service_pb2_grpc.RolloutServiceServicer):
 
     async def UpdateWeights(self, request: pb.UpdateWeightsRequest, context: Context) -> pb.UpdateWeightsResponse:
         """See the proto."""
-        if not request.source_address:
+        offer = offer_from_pb(request.offer) if request.HasField("offer") else None
+        if not request.source_address and (offer is None or offer.transport == "stream"):
             raise InvalidInputError("source_address is empty: where are the weights?", field="source_address")
 
         async def work(ctx: Mutation) -> pb.UpdateWeightsResponse:
             source = GrpcWeightSource(request.source_address, options=self._options)
             try:
-                await self._core.update_weights(request.sync_id, source, ctx)
+                await self._core.update_weights(request.sync_id, source, ctx, offer)
             finally:
                 await source.close()
             return pb.UpdateWeightsResponse(

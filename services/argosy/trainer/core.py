@@ -32,10 +32,14 @@ from argosy.types.records import (
     Mutation,
     StepResult,
     TrainerStatus,
+    TransferOffer,
     UpdateConfig,
     WeightsManifest,
 )
 from argosy.weightsync import Snapshot
+from argosy.weightsync.hosts import host_id
+from argosy.weightsync.transfers import Transfers
+from argosy.weightsync.transports import TRANSPORTS
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +59,7 @@ class Trainer:
         self._thread = Computing(options.threads)
         self._answers = Answers()
         self._published = PublishedWeights()
+        self._transfers = Transfers(options.send)
         self._backend = make_backend(options)
         self._thread.watch(self._backend)
         self._step = 0
@@ -79,7 +84,14 @@ class Trainer:
         return self._status(self._published.version)
 
     def _status(self, version: PolicyVersion | None) -> TrainerStatus:
-        return TrainerStatus(self._step, version, self._backend.parameter_count, self._options.value_head)
+        return TrainerStatus(
+            self._step,
+            version,
+            self._backend.parameter_count,
+            self._options.value_head,
+            host_id(),
+            () if self._options.value_head else tuple(TRANSPORTS),
+        )
 
     def weight_source(self) -> PublishedWeights:
         """Where the published version can be fetched."""
@@ -289,6 +301,21 @@ class Trainer:
             return snapshot.manifest
 
         return await self._mutate("publish_weights", ctx, compute)
+
+    async def open_transfer(
+        self, transport: str, sync_id: str, receiver_count: int, ctx: Mutation
+    ) -> tuple[TransferOffer, ...]:
+        """See the role. A published version that is being sent is not overwritten by the next one."""
+
+        async def start() -> tuple[TransferOffer, ...]:
+            snapshot = self._published.published()
+            return await self._transfers.open(snapshot, transport, sync_id, receiver_count, ctx)
+
+        return await self._answers.once("open_transfer", ctx, start)
+
+    async def close_transfer(self, sync_id: str, ctx: Mutation) -> None:
+        """See the role."""
+        await self._answers.once("close_transfer", ctx, lambda: self._transfers.close(sync_id, ctx))
 
     async def save_checkpoint(self, path: str, ctx: Mutation, *, background: bool = False) -> Sequence[str]:
         """Write model, optimizer, RNG and counters below the folder `path`; returns the files' relative names.

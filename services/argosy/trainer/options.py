@@ -12,6 +12,7 @@ from argosy.trainer.export import DEFAULT_SHARD_SIZE
 from argosy.trainer.parallel.mesh import ParallelOptions
 from argosy.trainer.schedule import Schedule
 from argosy.types.errors import ConfigError
+from argosy.weightsync.transports.base import SendOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,8 @@ class TrainerOptions:
     """Largest weights file of an export."""
     publish_dtype: str = "float32"
     """Published weights are cast to it."""
+    send: SendOptions = field(default_factory=SendOptions)
+    """How published weights are sent."""
     threads: int = 0
     """PyTorch's intra-op threads; 0 leaves PyTorch's own choice."""
 

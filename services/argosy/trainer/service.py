@@ -13,7 +13,7 @@ from argosy.api.trainer.v1 import trainer_service_pb2_grpc
 from argosy.roles.policy import TrainingCore
 from argosy.rpc import weights_service
 from argosy.rpc.chunking import batch_parts, collect_batch, only, read_start
-from argosy.rpc.codec.common import manifest_to_pb
+from argosy.rpc.codec.common import manifest_to_pb, offer_to_pb
 from argosy.rpc.codec.trainer import (
     loss_config_from_pb,
     normalizer_from_pb,
@@ -159,6 +159,26 @@ class TrainerServicer(trainer_service_pb2_grpc.TrainerServiceServicer):
             )
 
         return await self._gate.mutate("PublishWeights", request.context, context, work)
+
+    async def OpenTransfer(self, request: pb.OpenTransferRequest, context: Context) -> pb.OpenTransferResponse:
+        """See the proto."""
+
+        async def work(ctx: Mutation) -> pb.OpenTransferResponse:
+            offers = await self._core.open_transfer(request.transport, request.sync_id, request.receiver_count, ctx)
+            return pb.OpenTransferResponse(
+                context=await self._respond(), offers=[offer_to_pb(offer) for offer in offers]
+            )
+
+        return await self._gate.mutate("OpenTransfer", request.context, context, work)
+
+    async def CloseTransfer(self, request: pb.CloseTransferRequest, context: Context) -> pb.CloseTransferResponse:
+        """See the proto."""
+
+        async def work(ctx: Mutation) -> pb.CloseTransferResponse:
+            await self._core.close_transfer(request.sync_id, ctx)
+            return pb.CloseTransferResponse(context=await self._respond())
+
+        return await self._gate.mutate("CloseTransfer", request.context, context, work)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """See the proto."""

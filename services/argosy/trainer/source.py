@@ -29,14 +29,15 @@ class PublishedWeights:
 
     async def get_manifest(self) -> WeightsManifest:
         """The manifest of the published version. NotFoundError if there is none."""
-        return await self._published().get_manifest()
+        return await self.published().get_manifest()
 
     async def stream_weights(self, version: PolicyVersion, names: tuple[str, ...] = ()) -> AsyncIterator[WeightChunk]:
         """The bytes of the named tensors (all, if empty). NotFoundError if another version is published."""
-        async for chunk in self._published().stream_weights(version, names):
+        async for chunk in self.published().stream_weights(version, names):
             yield chunk
 
-    def _published(self) -> Snapshot:
+    def published(self) -> Snapshot:
+        """The published version. NotFoundError if there is none."""
         if self.snapshot is None:
             raise NotFoundError("this trainer has published no weights yet")
         return self.snapshot

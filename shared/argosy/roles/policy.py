@@ -13,6 +13,7 @@ from argosy.types.records import (
     Mutation,
     StepResult,
     TrainerStatus,
+    TransferOffer,
     UpdateConfig,
     WeightsManifest,
 )
@@ -86,6 +87,21 @@ class Policy(Training, Protocol):
 
     def weight_source(self) -> WeightSource:
         """Where the published version can be fetched."""
+        ...
+
+    async def open_transfer(
+        self, transport: str, sync_id: str, receiver_count: int, ctx: Mutation
+    ) -> tuple[TransferOffer, ...]:
+        """Offer the published version to receivers by a transport; one offer a receiver, each to be used once.
+
+        The weights stay as they are until the transfer is closed, at the latest after ctx.deadline_s. A sync may have
+        one transfer of each transport; opening another closes the former. Raises InvalidInputError on a transport that
+        this trainer lacks, NotFoundError if nothing is published.
+        """
+        ...
+
+    async def close_transfer(self, sync_id: str, ctx: Mutation) -> None:
+        """End the sync's transfers, finished or not; nothing happens if there are none."""
         ...
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from argosy.roles.weights import WeightSource
 from argosy.types.ids import PolicyVersion
-from argosy.types.records import Completion, GenerateRequest, Mutation, RolloutStatus, WeightsManifest
+from argosy.types.records import Completion, GenerateRequest, Mutation, RolloutStatus, TransferOffer, WeightsManifest
 
 
 class Rollout(Protocol):
@@ -53,8 +53,13 @@ class Rollout(Protocol):
         """Check the manifest against the model before the first byte; WeightsRefusedError leaves the old version on."""
         ...
 
-    async def update_weights(self, sync_id: str, source: WeightSource, ctx: Mutation) -> None:
-        """Receive every tensor of the started manifest from `source` into a staging area; each checksum is checked."""
+    async def update_weights(
+        self, sync_id: str, source: WeightSource, ctx: Mutation, offer: TransferOffer | None = None
+    ) -> None:
+        """Receive every tensor of the started manifest into a staging area; each checksum is checked.
+
+        `offer` is this server's ticket to a transfer that the sender has opened; None: pull from `source` by "stream".
+        """
         ...
 
     async def finish_weight_update(self, sync_id: str, ctx: Mutation) -> PolicyVersion:

@@ -90,6 +90,17 @@ class Snapshot:
         snapshot._fill(manifest, buffer, parts)
         return snapshot
 
+    def hold(self) -> None:
+        """Keep the bytes as they are until `release`. NotFoundError if they have been given up already."""
+        self._reader_count += 1
+        if self._retired:
+            self._reader_count -= 1
+            self._check_live()
+
+    def release(self) -> None:
+        """End one `hold`."""
+        self._reader_count -= 1
+
     def retire(self) -> FlatBuffer | None:
         """Serve nothing from now on; returns the buffer for reuse, or None while a stream still reads it."""
         self._retired = True
@@ -120,10 +131,9 @@ class Snapshot:
         unknown = sorted(set(names) - {spec.name for spec in self.manifest.tensors})
         if unknown:
             raise InvalidInputError(f"weights {version.short} have no tensor {unknown[0]!r}", field="names")
-        self._reader_count += 1
+        # The count goes up first: `retire`, in the trainer's thread, looks at it when no reader can begin any more.
+        self.hold()
         try:
-            # After the count: `retire`, in the trainer's thread, looks at it only when no reader can begin any more.
-            self._check_live()
             for name in [name for name in self._parts if not names or name in names]:
                 view = self._buffer.views[name]
                 for part in self._parts[name]:
@@ -132,7 +142,7 @@ class Snapshot:
                     # In one process nothing else suspends: without this a sync would hold the event loop to its end.
                     await asyncio.sleep(0)
         finally:
-            self._reader_count -= 1
+            self.release()
 
     def _check_live(self) -> None:
         if self._retired:

@@ -17,7 +17,7 @@ from argosy.types.ids import PolicyVersion
 from argosy.types.records import WeightChunk, WeightsManifest
 from argosy.weightsync import Snapshot, Staging, build_manifest, verify_agreement, verify_canary
 from argosy.weightsync.transports import load_transport
-from argosy.weightsync.transports.stream import receive
+from argosy.weightsync.transports.stream import pull as receive
 
 State = dict[str, torch.Tensor]
 TIED = {"head.weight": "embed.weight"}
@@ -37,7 +37,7 @@ def assert_equal(received: State, sent: State) -> None:
 
 async def test_every_tensor_arrives_and_tied_names_share_memory(snapshot: Snapshot, state: State) -> None:
     staging = Staging(snapshot.manifest)
-    await load_transport("stream")(snapshot, snapshot.manifest, staging, 10)
+    await receive(snapshot, snapshot.manifest, staging, 10)
     received = staging.finish()
     assert_equal(received, state)
     assert received["head.weight"].data_ptr() == received["embed.weight"].data_ptr()

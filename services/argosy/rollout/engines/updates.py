@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from argosy.roles.weights import WeightSource
 from argosy.types.errors import InvalidInputError, NotFoundError, StateError
 from argosy.types.ids import PolicyVersion
-from argosy.types.records import WeightsManifest
+from argosy.types.records import TransferOffer, WeightsManifest
 from argosy.weightsync.manifest import ShapedLike, check_manifest
 from argosy.weightsync.staging import Staging
 from argosy.weightsync.transports import load_transport
@@ -32,7 +32,7 @@ class WeightUpdates:
         self._expected = expected
         self._tied = tied
         self._casts = casts
-        self._receive = load_transport("stream")
+        self._transport = "stream"
         self._sync_id = ""
         self._manifest: WeightsManifest | None = None
         self._staging: Staging | None = None
@@ -42,7 +42,8 @@ class WeightUpdates:
 
     def init_transport(self, transport: str) -> None:
         """Take the next updates' bytes by it. InvalidInputError on a transport that this server lacks."""
-        self._receive = load_transport(transport)
+        load_transport(transport)
+        self._transport = transport
 
     def start(self, sync_id: str, manifest: WeightsManifest) -> None:
         """Check the manifest (WeightsRefusedError) and make room for its bytes. Repeating it changes nothing."""
@@ -56,15 +57,28 @@ class WeightUpdates:
             self._finished = None  # the same name for other weights: a controller that resumed publishes a step again
         self._sync_id, self._manifest = sync_id, manifest
 
-    async def receive(self, sync_id: str, source: WeightSource, deadline_s: float) -> None:
-        """Fill the staging area. A try that fails leaves the update started, so that it can be tried again."""
+    async def receive(
+        self, sync_id: str, source: WeightSource, deadline_s: float, offer: TransferOffer | None = None
+    ) -> None:
+        """Fill the staging area. A try that fails leaves the update started, so that it can be tried again.
+
+        Without an offer the bytes are pulled from `source` as a stream. InvalidInputError on an offer for another sync
+        or version: its sender belongs to a sync that is over.
+        """
         manifest = self._started(sync_id)
         if self._complete:
             return
+        offer = offer or TransferOffer("stream", sync_id, manifest.version, source.address)
+        if (offer.sync_id, offer.version) != (sync_id, manifest.version):
+            raise InvalidInputError(
+                f"the offer is for sync {offer.sync_id!r} of weights {offer.version.short}, the update is "
+                f"{sync_id!r} of {manifest.version.short}",
+                field="offer",
+            )
         # A fresh staging for every try: bytes of a broken one must not count as received.
         staging = Staging(manifest, reuse=self._spare)
         self._spare = staging
-        await self._receive(source, manifest, staging, deadline_s)
+        await load_transport(offer.transport).receive(offer, source, manifest, staging, deadline_s)
         staging.finish()
         if self._manifest is not manifest:
             raise StateError(f"weight update {sync_id!r} was replaced by {self._sync_id!r} while it came in")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from argosy.api.trainer.v1 import trainer_service_pb2 as pb
@@ -10,11 +11,11 @@ from argosy.rpc.channel import iter_async
 from argosy.rpc.chunking import batch_parts, check_columns, collect_batch, only
 from argosy.rpc.clients.training import TrainingClient, context_to_pb
 from argosy.rpc.clients.weights import GrpcWeightSource
-from argosy.rpc.codec.common import manifest_from_pb, read_context_to_pb
+from argosy.rpc.codec.common import manifest_from_pb, offer_from_pb, read_context_to_pb
 from argosy.rpc.options import RpcOptions
 from argosy.rpc.retry import RetryPolicy
 from argosy.types.batch import TrajectoryBatch
-from argosy.types.records import Mutation, WeightsManifest
+from argosy.types.records import Mutation, TransferOffer, WeightsManifest
 
 if TYPE_CHECKING:
     from argosy.api.common.v1.payload_pb2 import PayloadPart
@@ -67,6 +68,35 @@ class PolicyClient(TrainingClient):
             deadline_s=ctx.deadline_s,
         )
         return manifest_from_pb(response.manifest)
+
+    async def open_transfer(
+        self, transport: str, sync_id: str, receiver_count: int, ctx: Mutation
+    ) -> tuple[TransferOffer, ...]:
+        """As the role says. Endpoints without a host get the host by which this client reaches the trainer."""
+        response = await self._caller.unary(
+            self._stub.OpenTransfer,
+            lambda left_s: pb.OpenTransferRequest(
+                context=context_to_pb(ctx, left_s),
+                transport=transport,
+                sync_id=sync_id,
+                receiver_count=receiver_count,
+            ),
+            deadline_s=ctx.deadline_s,
+        )
+        host = self._source.address.rpartition(":")[0]
+        offers = (offer_from_pb(message) for message in response.offers)
+        return tuple(
+            replace(offer, endpoint=host + offer.endpoint) if offer.endpoint.startswith(":") else offer
+            for offer in offers
+        )
+
+    async def close_transfer(self, sync_id: str, ctx: Mutation) -> None:
+        """As the role says."""
+        await self._caller.unary(
+            self._stub.CloseTransfer,
+            lambda left_s: pb.CloseTransferRequest(context=context_to_pb(ctx, left_s), sync_id=sync_id),
+            deadline_s=ctx.deadline_s,
+        )
 
     def weight_source(self) -> GrpcWeightSource:
         """The trainer's WeightsService."""

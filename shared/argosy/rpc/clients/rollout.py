@@ -12,13 +12,13 @@ from argosy.roles.weights import WeightSource
 from argosy.rpc.channel import Caller
 from argosy.rpc.clients.generate_stream import Batch, GenerateStream
 from argosy.rpc.clients.weights import GrpcWeightSource
-from argosy.rpc.codec.common import manifest_to_pb, mutation_to_pb, version_from_pb
+from argosy.rpc.codec.common import manifest_to_pb, mutation_to_pb, offer_to_pb, version_from_pb
 from argosy.rpc.codec.rollout import PAUSE_MODES, parse_key, rollout_status_from_pb
 from argosy.rpc.options import RpcOptions
 from argosy.rpc.retry import RetryPolicy
 from argosy.types.errors import DeadlineError, InvalidInputError
 from argosy.types.ids import PolicyVersion
-from argosy.types.records import Completion, GenerateRequest, Mutation, RolloutStatus, WeightsManifest
+from argosy.types.records import Completion, GenerateRequest, Mutation, RolloutStatus, TransferOffer, WeightsManifest
 
 if TYPE_CHECKING:
     from argosy.api.common.v1.context_pb2 import RequestContext
@@ -145,9 +145,12 @@ class RolloutClient:
             deadline_s=ctx.deadline_s,
         )
 
-    async def update_weights(self, sync_id: str, source: WeightSource, ctx: Mutation) -> None:
-        """As the role says; the server itself pulls from the source's address."""
-        if not source.address:
+    async def update_weights(
+        self, sync_id: str, source: WeightSource, ctx: Mutation, offer: TransferOffer | None = None
+    ) -> None:
+        """As the role says; the server itself fetches from the source's address, or by the offer."""
+        pulls = offer is None or offer.transport == "stream"
+        if pulls and not source.address:
             raise InvalidInputError(
                 "the weights lie in this process, where the server can't fetch them: give a source with an address",
                 field="source.address",
@@ -155,7 +158,10 @@ class RolloutClient:
         await self._caller.unary(
             self._stub.UpdateWeights,
             lambda left_s: pb.UpdateWeightsRequest(
-                context=_context(ctx, left_s), sync_id=sync_id, source_address=source.address
+                context=_context(ctx, left_s),
+                sync_id=sync_id,
+                source_address=source.address,
+                offer=None if offer is None else offer_to_pb(offer),
             ),
             deadline_s=ctx.deadline_s,
         )

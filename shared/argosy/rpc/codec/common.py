@@ -12,7 +12,7 @@ from google.protobuf import duration_pb2
 from argosy.api.common.v1 import context_pb2, ids_pb2, values_pb2, weights_pb2
 from argosy.types.errors import InvalidInputError
 from argosy.types.ids import PolicyVersion, SampleId
-from argosy.types.records import Mutation, TensorSpec, VersionRun, WeightChunk, WeightsManifest
+from argosy.types.records import Mutation, TensorSpec, TransferOffer, VersionRun, WeightChunk, WeightsManifest
 
 INT32 = np.dtype("<i4")
 FLOAT32 = np.dtype("<f4")
@@ -169,6 +169,37 @@ def manifest_from_pb(message: weights_pb2.WeightsManifest) -> WeightsManifest:
         TensorSpec(spec.name, tuple(spec.shape), spec.dtype, spec.checksum, spec.tied_to) for spec in message.tensors
     )
     return WeightsManifest(version_from_pb(message.version), tensors)
+
+
+def offer_to_pb(offer: TransferOffer) -> weights_pb2.TransferOffer:
+    """A ticket as a message."""
+    return weights_pb2.TransferOffer(
+        transport=offer.transport,
+        sync_id=offer.sync_id,
+        version=version_to_pb(offer.version),
+        endpoint=offer.endpoint,
+        rank=offer.rank,
+        world_size=offer.world_size,
+        options=offer.options,
+    )
+
+
+def offer_from_pb(message: weights_pb2.TransferOffer) -> TransferOffer:
+    """A ticket as a record. InvalidInputError without a transport, a sync or a version."""
+    if not message.transport or not message.sync_id:
+        raise InvalidInputError(
+            f"a transfer offer needs transport and sync_id, got {message.transport!r} and {message.sync_id!r}",
+            field="offer",
+        )
+    return TransferOffer(
+        message.transport,
+        message.sync_id,
+        version_from_pb(message.version),
+        message.endpoint,
+        message.rank,
+        message.world_size,
+        dict(message.options),
+    )
 
 
 def weight_chunk_to_pb(chunk: WeightChunk) -> weights_pb2.WeightChunk:

@@ -82,11 +82,18 @@ def trainer_status_to_pb(status: TrainerStatus) -> service_pb.TrainerStatus:
         version=None if status.version is None else version_to_pb(status.version),
         parameter_count=status.parameter_count,
         has_value_head=status.has_value_head,
+        host_id=status.host_id,
+        transports=status.transports,
     )
 
 
 def trainer_status_from_pb(message: service_pb.TrainerStatus) -> TrainerStatus:
     """Where a trainer is."""
     return TrainerStatus(
-        message.step, optional_version_from_pb(message), message.parameter_count, message.has_value_head
+        message.step,
+        optional_version_from_pb(message),
+        message.parameter_count,
+        message.has_value_head,
+        message.host_id,
+        tuple(message.transports),
     )

@@ -1,33 +1,35 @@
-"""Ways to move a version's bytes. A new one is a module with the same `receive`, and a line here."""
+"""Ways to move a version's bytes. A new one is a module with `open_transfer` and `receive`, and a line here.
+
+    sender    transfer = await open_transfer(snapshot, plan, options)   → one TransferOffer for each receiver
+    receiver  await receive(offer, source, manifest, staging, deadline_s)
+    sender    await transfer.close()                                    → nothing of it is left
+
+The controller carries the offers from the one to the others. A receiver fills its own `Staging` and nothing else:
+whether the bytes are right is for `staging.finish()` to say, whatever brought them.
+"""
 
 from __future__ import annotations
 
 import importlib
-from typing import Protocol, cast
+import importlib.util
+from typing import cast
 
-from argosy.roles.weights import WeightSource
 from argosy.types.errors import InvalidInputError
-from argosy.types.records import WeightsManifest
-from argosy.weightsync.staging import Staging
+from argosy.weightsync.transports.base import SendOptions, Transfer, TransferPlan, Transport
 
 TRANSPORTS = {
-    "stream": "argosy.weightsync.transports.stream:receive",
+    "stream": "argosy.weightsync.transports.stream",
+    "collective": "argosy.weightsync.transports.collective",
+    "shared_memory": "argosy.weightsync.transports.shared_memory",
+    "disk": "argosy.weightsync.transports.disk",
 }
+"""Name → module, imported when it is first used."""
+
+__all__ = ["TRANSPORTS", "SendOptions", "Transfer", "TransferPlan", "Transport", "load_transport"]
 
 
-class Receive(Protocol):
-    """Fill `staging` from `source`; raises DeadlineError, CorruptDataError or what the source raises."""
-
-    async def __call__(
-        self, source: WeightSource, manifest: WeightsManifest, staging: Staging, deadline_s: float
-    ) -> None:
-        """Return when the source has sent all it will; `staging.finish()` then tells whether it is whole."""
-        ...
-
-
-def load_transport(name: str) -> Receive:
-    """The named transport's `receive`. Raises InvalidInputError on an unknown name."""
-    if name not in TRANSPORTS:
-        raise InvalidInputError(f"there is no weight transport {name!r}; this server has {sorted(TRANSPORTS)}")
-    module, _, attribute = TRANSPORTS[name].partition(":")
-    return cast(Receive, getattr(importlib.import_module(module), attribute))
+def load_transport(name: str) -> Transport:
+    """The named transport. Raises InvalidInputError on an unknown name."""
+    if name not in TRANSPORTS or importlib.util.find_spec(TRANSPORTS[name]) is None:
+        raise InvalidInputError(f"there is no weight transport {name!r}; this build has {sorted(TRANSPORTS)}")
+    return cast(Transport, importlib.import_module(TRANSPORTS[name]))

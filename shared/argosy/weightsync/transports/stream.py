@@ -5,15 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from argosy.roles.weights import WeightSource
 from argosy.types.errors import DeadlineError
-from argosy.types.records import WeightChunk, WeightsManifest
+from argosy.types.records import TransferOffer, WeightChunk, WeightsManifest
 from argosy.weightsync.staging import Staging
+from argosy.weightsync.transports.base import PlainTransfer, SendOptions, TransferPlan
+
+if TYPE_CHECKING:
+    from argosy.weightsync.snapshot import Snapshot
 
 
-async def receive(source: WeightSource, manifest: WeightsManifest, staging: Staging, deadline_s: float) -> None:
+async def open_transfer(snapshot: Snapshot, plan: TransferPlan, options: SendOptions) -> PlainTransfer:
+    """Receivers pull from the WeightsService that is there anyway; they are told how many streams to open."""
+    settings = {"streams": str(options.streams)}
+    offer = TransferOffer("stream", plan.sync_id, snapshot.manifest.version, "", options=settings)
+    return PlainTransfer((offer,) * plan.receiver_count)
+
+
+async def receive(
+    offer: TransferOffer, source: WeightSource, manifest: WeightsManifest, staging: Staging, deadline_s: float
+) -> None:
+    """Pull every chunk from `source`. See `pull`."""
+    await pull(source, manifest, staging, deadline_s)
+
+
+async def pull(source: WeightSource, manifest: WeightsManifest, staging: Staging, deadline_s: float) -> None:
     """Pull every chunk of the manifest's version into `staging`, one at a time, so that memory stays bounded and a slow
     receiver slows the sender down.
 

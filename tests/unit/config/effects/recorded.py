@@ -45,6 +45,7 @@ from argosy.types.records import (
     ScoreResult,
     StepResult,
     TrainerStatus,
+    TransferOffer,
     UpdateConfig,
     VersionRun,
     WeightsManifest,
@@ -69,6 +70,7 @@ class Recorded:
     critic_updates: list[UpdateConfig] = field(default_factory=list)
     critic_batches: list[TrajectoryBatch] = field(default_factory=list)
     background_saves: list[bool] = field(default_factory=list)
+    transports: list[str] = field(default_factory=list)
     failing: int = 0
     """Samples of each call whose scoring fails."""
     outcome: Callable[[SampleId], Outcome] = lambda sample: Scored(float(sample.k))
@@ -116,7 +118,9 @@ class _Rollout:
     async def start_weight_update(self, sync_id: str, manifest: WeightsManifest, ctx: Mutation) -> None:
         self._manifest = manifest
 
-    async def update_weights(self, sync_id: str, source: object, ctx: Mutation) -> None:
+    async def update_weights(
+        self, sync_id: str, source: object, ctx: Mutation, offer: TransferOffer | None = None
+    ) -> None:
         pass
 
     async def finish_weight_update(self, sync_id: str, ctx: Mutation) -> PolicyVersion:
@@ -211,6 +215,16 @@ class _Policy(_Training, _LogProbs):
 
     def weight_source(self) -> None:
         return None
+
+    async def open_transfer(
+        self, transport: str, sync_id: str, receiver_count: int, ctx: Mutation
+    ) -> tuple[TransferOffer, ...]:
+        self._recorded.transports.append(transport)
+        version = PolicyVersion("l0", 0, "0" * 64)
+        return (TransferOffer(transport, sync_id, version, ""),) * receiver_count
+
+    async def close_transfer(self, sync_id: str, ctx: Mutation) -> None:
+        pass
 
 
 async def run_recorded(

@@ -77,6 +77,71 @@ class TensorSpec(google.protobuf.message.Message):
 global___TensorSpec = TensorSpec
 
 @typing.final
+class TransferOffer(google.protobuf.message.Message):
+    """One receiver's ticket to an open transfer."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class OptionsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    TRANSPORT_FIELD_NUMBER: builtins.int
+    SYNC_ID_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    ENDPOINT_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    WORLD_SIZE_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
+    transport: builtins.str
+    """"stream", "collective", "shared_memory", "disk", …. Empty is not allowed."""
+    sync_id: builtins.str
+    """The sync that it is for. Empty is not allowed."""
+    endpoint: builtins.str
+    """stream: host:port of the WeightsService, empty for the source's own; collective: host:port of a TCPStore, without a host for the
+    sender's; shared_memory: path of the memory file; disk: folder.
+    """
+    rank: builtins.int
+    """The receiver's rank in its group; the sender has 0. 0: the transport has no groups."""
+    world_size: builtins.int
+    """Ranks of the group, the sender's included. 0: the transport has no groups."""
+    @property
+    def version(self) -> argosy.api.common.v1.ids_pb2.PolicyVersion:
+        """The version whose bytes these are. Unset is not allowed."""
+
+    @property
+    def options(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """What else the transport's receiver must know."""
+
+    def __init__(
+        self,
+        *,
+        transport: builtins.str = ...,
+        sync_id: builtins.str = ...,
+        version: argosy.api.common.v1.ids_pb2.PolicyVersion | None = ...,
+        endpoint: builtins.str = ...,
+        rank: builtins.int = ...,
+        world_size: builtins.int = ...,
+        options: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["endpoint", b"endpoint", "options", b"options", "rank", b"rank", "sync_id", b"sync_id", "transport", b"transport", "version", b"version", "world_size", b"world_size"]) -> None: ...
+
+global___TransferOffer = TransferOffer
+
+@typing.final
 class WeightChunk(google.protobuf.message.Message):
     """A piece of one tensor, about 1 MiB at most."""
 

@@ -442,6 +442,7 @@ class UpdateWeightsRequest(google.protobuf.message.Message):
     CONTEXT_FIELD_NUMBER: builtins.int
     SYNC_ID_FIELD_NUMBER: builtins.int
     SOURCE_ADDRESS_FIELD_NUMBER: builtins.int
+    OFFER_FIELD_NUMBER: builtins.int
     sync_id: builtins.str
     """A started sync; NOT_FOUND if there is no such one."""
     source_address: builtins.str
@@ -450,15 +451,20 @@ class UpdateWeightsRequest(google.protobuf.message.Message):
     def context(self) -> argosy.api.common.v1.context_pb2.RequestContext:
         """Who asks."""
 
+    @property
+    def offer(self) -> argosy.api.common.v1.weights_pb2.TransferOffer:
+        """The ticket to an open transfer. Unset: pull from source_address by "stream"."""
+
     def __init__(
         self,
         *,
         context: argosy.api.common.v1.context_pb2.RequestContext | None = ...,
         sync_id: builtins.str = ...,
         source_address: builtins.str = ...,
+        offer: argosy.api.common.v1.weights_pb2.TransferOffer | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["context", b"context", "source_address", b"source_address", "sync_id", b"sync_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context", "offer", b"offer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context", "offer", b"offer", "source_address", b"source_address", "sync_id", b"sync_id"]) -> None: ...
 
 global___UpdateWeightsRequest = UpdateWeightsRequest
 

@@ -669,6 +669,112 @@ class PublishWeightsResponse(google.protobuf.message.Message):
 global___PublishWeightsResponse = PublishWeightsResponse
 
 @typing.final
+class OpenTransferRequest(google.protobuf.message.Message):
+    """Asks for a transfer."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    TRANSPORT_FIELD_NUMBER: builtins.int
+    SYNC_ID_FIELD_NUMBER: builtins.int
+    RECEIVER_COUNT_FIELD_NUMBER: builtins.int
+    transport: builtins.str
+    """"stream", …. Empty is not allowed."""
+    sync_id: builtins.str
+    """Names this one sync. Empty is not allowed."""
+    receiver_count: builtins.int
+    """How many receivers there will be, at least 1."""
+    @property
+    def context(self) -> argosy.api.common.v1.context_pb2.RequestContext:
+        """Who asks. The deadline is that of the whole transfer: it is closed then."""
+
+    def __init__(
+        self,
+        *,
+        context: argosy.api.common.v1.context_pb2.RequestContext | None = ...,
+        transport: builtins.str = ...,
+        sync_id: builtins.str = ...,
+        receiver_count: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context", "receiver_count", b"receiver_count", "sync_id", b"sync_id", "transport", b"transport"]) -> None: ...
+
+global___OpenTransferRequest = OpenTransferRequest
+
+@typing.final
+class OpenTransferResponse(google.protobuf.message.Message):
+    """The transfer is open."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    OFFERS_FIELD_NUMBER: builtins.int
+    @property
+    def context(self) -> argosy.api.common.v1.context_pb2.ResponseContext:
+        """Who answers, with the version offered."""
+
+    @property
+    def offers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[argosy.api.common.v1.weights_pb2.TransferOffer]:
+        """One for each receiver, each to be used once."""
+
+    def __init__(
+        self,
+        *,
+        context: argosy.api.common.v1.context_pb2.ResponseContext | None = ...,
+        offers: collections.abc.Iterable[argosy.api.common.v1.weights_pb2.TransferOffer] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context", "offers", b"offers"]) -> None: ...
+
+global___OpenTransferResponse = OpenTransferResponse
+
+@typing.final
+class CloseTransferRequest(google.protobuf.message.Message):
+    """Asks for the end of transfers."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    SYNC_ID_FIELD_NUMBER: builtins.int
+    sync_id: builtins.str
+    """Their sync. Empty is not allowed."""
+    @property
+    def context(self) -> argosy.api.common.v1.context_pb2.RequestContext:
+        """Who asks."""
+
+    def __init__(
+        self,
+        *,
+        context: argosy.api.common.v1.context_pb2.RequestContext | None = ...,
+        sync_id: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context", "sync_id", b"sync_id"]) -> None: ...
+
+global___CloseTransferRequest = CloseTransferRequest
+
+@typing.final
+class CloseTransferResponse(google.protobuf.message.Message):
+    """They are closed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    @property
+    def context(self) -> argosy.api.common.v1.context_pb2.ResponseContext:
+        """Who answers."""
+
+    def __init__(
+        self,
+        *,
+        context: argosy.api.common.v1.context_pb2.ResponseContext | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context"]) -> None: ...
+
+global___CloseTransferResponse = CloseTransferResponse
+
+@typing.final
 class GetStatusRequest(google.protobuf.message.Message):
     """Asks for the status."""
 
@@ -726,15 +832,23 @@ class TrainerStatus(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     PARAMETER_COUNT_FIELD_NUMBER: builtins.int
     HAS_VALUE_HEAD_FIELD_NUMBER: builtins.int
+    HOST_ID_FIELD_NUMBER: builtins.int
+    TRANSPORTS_FIELD_NUMBER: builtins.int
     step: builtins.int
     """Optimizer steps of the loop done. 0: none."""
     parameter_count: builtins.int
     """Parameters of the model."""
     has_value_head: builtins.bool
     """Whether it is a critic."""
+    host_id: builtins.str
+    """Equal ids mean processes that can share memory. Empty: not told."""
     @property
     def version(self) -> argosy.api.common.v1.ids_pb2.PolicyVersion:
         """The last published version. Unset: none yet."""
+
+    @property
+    def transports(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Transports by which it can send weights. Empty: not told; "stream" is always possible."""
 
     def __init__(
         self,
@@ -743,8 +857,10 @@ class TrainerStatus(google.protobuf.message.Message):
         version: argosy.api.common.v1.ids_pb2.PolicyVersion | None = ...,
         parameter_count: builtins.int = ...,
         has_value_head: builtins.bool = ...,
+        host_id: builtins.str = ...,
+        transports: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["has_value_head", b"has_value_head", "parameter_count", b"parameter_count", "step", b"step", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["has_value_head", b"has_value_head", "host_id", b"host_id", "parameter_count", b"parameter_count", "step", b"step", "transports", b"transports", "version", b"version"]) -> None: ...
 
 global___TrainerStatus = TrainerStatus

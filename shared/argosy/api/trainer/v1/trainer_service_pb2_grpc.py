@@ -86,6 +86,16 @@ class TrainerServiceStub(object):
                 request_serializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.PublishWeightsRequest.SerializeToString,
                 response_deserializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.PublishWeightsResponse.FromString,
                 _registered_method=True)
+        self.OpenTransfer = channel.unary_unary(
+                '/argosy.api.trainer.v1.TrainerService/OpenTransfer',
+                request_serializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.OpenTransferRequest.SerializeToString,
+                response_deserializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.OpenTransferResponse.FromString,
+                _registered_method=True)
+        self.CloseTransfer = channel.unary_unary(
+                '/argosy.api.trainer.v1.TrainerService/CloseTransfer',
+                request_serializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.CloseTransferRequest.SerializeToString,
+                response_deserializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.CloseTransferResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/argosy.api.trainer.v1.TrainerService/GetStatus',
                 request_serializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.GetStatusRequest.SerializeToString,
@@ -170,6 +180,21 @@ class TrainerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenTransfer(self, request, context):
+        """Offers the published weights to receivers by one transport. INVALID_ARGUMENT if the trainer lacks it, NOT_FOUND if nothing is published. A
+        mutation; the step stays. An open transfer of the same sync is closed first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseTransfer(self, request, context):
+        """Ends the transfers of a sync, whether all receivers have got everything or not. A mutation; nothing happens if there are none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """Where the trainer is.
         """
@@ -229,6 +254,16 @@ def add_TrainerServiceServicer_to_server(servicer, server):
                     servicer.PublishWeights,
                     request_deserializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.PublishWeightsRequest.FromString,
                     response_serializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.PublishWeightsResponse.SerializeToString,
+            ),
+            'OpenTransfer': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenTransfer,
+                    request_deserializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.OpenTransferRequest.FromString,
+                    response_serializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.OpenTransferResponse.SerializeToString,
+            ),
+            'CloseTransfer': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseTransfer,
+                    request_deserializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.CloseTransferRequest.FromString,
+                    response_serializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.CloseTransferResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -508,6 +543,60 @@ class TrainerService(object):
             '/argosy.api.trainer.v1.TrainerService/PublishWeights',
             argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.PublishWeightsRequest.SerializeToString,
             argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.PublishWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenTransfer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/argosy.api.trainer.v1.TrainerService/OpenTransfer',
+            argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.OpenTransferRequest.SerializeToString,
+            argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.OpenTransferResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseTransfer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/argosy.api.trainer.v1.TrainerService/CloseTransfer',
+            argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.CloseTransferRequest.SerializeToString,
+            argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.CloseTransferResponse.FromString,
             options,
             channel_credentials,
             insecure,

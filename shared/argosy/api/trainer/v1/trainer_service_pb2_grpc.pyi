@@ -87,6 +87,20 @@ class TrainerServiceStub:
     step stays.
     """
 
+    OpenTransfer: grpc.UnaryUnaryMultiCallable[
+        argosy.api.trainer.v1.trainer_service_pb2.OpenTransferRequest,
+        argosy.api.trainer.v1.trainer_service_pb2.OpenTransferResponse,
+    ]
+    """Offers the published weights to receivers by one transport. INVALID_ARGUMENT if the trainer lacks it, NOT_FOUND if nothing is published. A
+    mutation; the step stays. An open transfer of the same sync is closed first.
+    """
+
+    CloseTransfer: grpc.UnaryUnaryMultiCallable[
+        argosy.api.trainer.v1.trainer_service_pb2.CloseTransferRequest,
+        argosy.api.trainer.v1.trainer_service_pb2.CloseTransferResponse,
+    ]
+    """Ends the transfers of a sync, whether all receivers have got everything or not. A mutation; nothing happens if there are none."""
+
     GetStatus: grpc.UnaryUnaryMultiCallable[
         argosy.api.trainer.v1.trainer_service_pb2.GetStatusRequest,
         argosy.api.trainer.v1.trainer_service_pb2.GetStatusResponse,
@@ -161,6 +175,20 @@ class TrainerServiceAsyncStub:
     """Freezes the weights as a version, and serves it by WeightsService until the next one. FAILED_PRECONDITION with a value head. A mutation; the
     step stays.
     """
+
+    OpenTransfer: grpc.aio.UnaryUnaryMultiCallable[
+        argosy.api.trainer.v1.trainer_service_pb2.OpenTransferRequest,
+        argosy.api.trainer.v1.trainer_service_pb2.OpenTransferResponse,
+    ]
+    """Offers the published weights to receivers by one transport. INVALID_ARGUMENT if the trainer lacks it, NOT_FOUND if nothing is published. A
+    mutation; the step stays. An open transfer of the same sync is closed first.
+    """
+
+    CloseTransfer: grpc.aio.UnaryUnaryMultiCallable[
+        argosy.api.trainer.v1.trainer_service_pb2.CloseTransferRequest,
+        argosy.api.trainer.v1.trainer_service_pb2.CloseTransferResponse,
+    ]
+    """Ends the transfers of a sync, whether all receivers have got everything or not. A mutation; nothing happens if there are none."""
 
     GetStatus: grpc.aio.UnaryUnaryMultiCallable[
         argosy.api.trainer.v1.trainer_service_pb2.GetStatusRequest,
@@ -256,6 +284,24 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         """Freezes the weights as a version, and serves it by WeightsService until the next one. FAILED_PRECONDITION with a value head. A mutation; the
         step stays.
         """
+
+    @abc.abstractmethod
+    def OpenTransfer(
+        self,
+        request: argosy.api.trainer.v1.trainer_service_pb2.OpenTransferRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[argosy.api.trainer.v1.trainer_service_pb2.OpenTransferResponse, collections.abc.Awaitable[argosy.api.trainer.v1.trainer_service_pb2.OpenTransferResponse]]:
+        """Offers the published weights to receivers by one transport. INVALID_ARGUMENT if the trainer lacks it, NOT_FOUND if nothing is published. A
+        mutation; the step stays. An open transfer of the same sync is closed first.
+        """
+
+    @abc.abstractmethod
+    def CloseTransfer(
+        self,
+        request: argosy.api.trainer.v1.trainer_service_pb2.CloseTransferRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[argosy.api.trainer.v1.trainer_service_pb2.CloseTransferResponse, collections.abc.Awaitable[argosy.api.trainer.v1.trainer_service_pb2.CloseTransferResponse]]:
+        """Ends the transfers of a sync, whether all receivers have got everything or not. A mutation; nothing happens if there are none."""
 
     @abc.abstractmethod
     def GetStatus(
