@@ -221,3 +221,13 @@ def test_another_order_is_refused(sources: Callable[[int], PromptSource]) -> Non
 def test_a_group_that_does_not_exist(sources: Callable[[int], PromptSource]) -> None:
     with pytest.raises(InvalidInputError, match="no group e0-p10"):
         PromptSampler(sources(10), 2).prompt(GroupId(0, 10))
+
+
+def test_the_first_prompts_are_the_same_whatever_was_drawn(sources: Callable[[int], PromptSource]) -> None:
+    sampler = PromptSampler(sources(7), 3, seed=5)
+    before, state = names(sampler.first_prompts(2)), sampler.state()
+    assert before == names(list(sources(7).in_order())[:2])
+    assert sampler.state() == state, "looking draws nothing"
+    sampler.next_batch()
+    assert names(sampler.first_prompts(2)) == before
+    assert len(sampler.first_prompts(100)) == 7
