@@ -79,11 +79,26 @@ def serve(args: argparse.Namespace) -> int:
 
     config = load(args.overrides, args.config)
     check(config)
+    use_environment(config, args.role, args.pool)
     if args.member is None:
-        args.member = f"{args.role}-{socket.gethostname()}-{secrets.token_hex(3)}"
+        pool = "" if args.pool is None else f"{args.pool}-"
+        args.member = f"{args.role}-{pool}{socket.gethostname()}-{secrets.token_hex(3)}"
     # By name: the service's dependencies need not be installed where only the controller runs.
     service = importlib.import_module(ROLES[args.role].module).SERVICE
     leave(run(service, config, args))
+
+
+def use_environment(config: Config, role: str, pool: str | None) -> None:
+    """Set the service's environment variables, as the launcher does. Which interpreter it is, is decided already."""
+    import os
+    import sys
+
+    from argosy.config.load import print_warning
+
+    process = getattr((config.for_pool(pool) if role == "rollout" else config).argosy.services, role)
+    os.environ.update(process.env)
+    if process.python is not None and os.path.abspath(os.path.expanduser(process.python)) != sys.executable:
+        print_warning(f"argosy.services.{role}.python={process.python} is for the launcher; this is {sys.executable}")
 
 
 def check(config: Config) -> None:

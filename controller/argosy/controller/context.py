@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from argosy.config import Config
@@ -27,6 +27,10 @@ class Services:
     """None when neither use_kl_loss nor use_kl_in_reward asks for it."""
     critic: Critic | None = None
     """None unless the advantage estimator reads values."""
+    pools: Mapping[str, str] = field(default_factory=dict)
+    """Rollout member id → its pool; one that isn't there is of the pool "default"."""
+    lost: Set[str] = frozenset()
+    """Rollout members that are gone for good: a live view, since they die while the run goes on."""
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from argosy.config import Config
 from argosy.controller.context import Services
 from argosy.controller.launch import LocalFleet
 from argosy.controller.launch.lock import RunFolderLock
+from argosy.controller.launch.plan import plan_members, services_of
 from argosy.membership.interface import Membership
 from argosy.membership.memory import MemoryMembership
 from argosy.rpc.options import RpcOptions
@@ -77,6 +78,8 @@ async def _local(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
             policy=connect(PolicyClient, members["trainer"][0]),
             reference=connect(ReferenceClient, references[0]) if references else None,
             critic=connect(CriticClient, critics[0]) if critics else None,
+            pools={member.member_id: member.pool for member in members["rollout"]},
+            lost=fleet.lost,
         )
         yield Placement(services, fleet.membership, fleet.race)
 
@@ -100,18 +103,20 @@ async def _in_process(config: Config, run_dir: Path) -> AsyncIterator[Placement]
         stack.callback(lock.release)
         built: list[Any] = []
 
-        async def build(role: str) -> Any:
+        async def build(role: str, seen: Config = config) -> Any:
             module, _, name = BUILDERS[role].partition(":")
-            core = await asyncio.to_thread(getattr(importlib.import_module(module), name), config)
+            core = await asyncio.to_thread(getattr(importlib.import_module(module), name), seen)
             built.append(core)
             close = getattr(core, "close", None)
             if close is not None:
                 stack.push_async_callback(_close, close)
             return core
 
+        planned = [member for member in plan_members(config, services_of(config)) if member.role == "rollout"]
         services = Services(
             policy=await build("trainer"),
-            rollouts={"rollout-0": await build("rollout")},
+            rollouts={one.member_id: await build("rollout", config.for_pool(one.pool)) for one in planned},
+            pools={one.member_id: one.pool for one in planned},
             reward=await build("reward"),
             reference=await build("reference") if config.needs_reference else None,
             critic=await build("critic") if config.needs_critic else None,

@@ -123,6 +123,7 @@ class Producer:
         config, n = self._ctx.config, self._ctx.config.actor_rollout_ref.rollout.n
         metrics = check_failures(made.outcomes, config.argosy.reward.max_error_rate) | made.groups.metrics()
         metrics["rollout/generated_tokens"] = float(made.token_count)
+        metrics |= self._rollout.metrics()
         sampled = {sample: row for sample, row in made.completions.items() if sample.k < n}
         greedy = {sample: row for sample, row in made.completions.items() if sample.k >= n}
         baselines = {

@@ -93,6 +93,7 @@ def leave(code: int) -> NoReturn:
 def run(service: Service, config: Config, arguments: argparse.Namespace) -> int:
     """As `main`, with the configuration at hand (`argosy serve` makes it from overrides)."""
     faulthandler.enable()  # a crash in native code leaves a stack in the log too
+    config = _join_pool(service, config, arguments)
     section: Any = getattr(config.argosy, service.role)
     set_threads(config.argosy.threads_of(service.role))
     from argosy.telemetry.logs import setup_logging
@@ -114,6 +115,19 @@ def run(service: Service, config: Config, arguments: argparse.Namespace) -> int:
         return _run_loop(process.run())
     finally:
         tracing.shutdown()
+
+
+def _join_pool(service: Service, config: Config, arguments: argparse.Namespace) -> Config:
+    """What a server of the named pool sees; the pool's name is noted in the arguments. Raises ConfigError."""
+    named = getattr(arguments, "pool", None)
+    if service.role != "rollout":
+        if named is not None:
+            raise ConfigError(f"--pool {named}: only rollout servers are in pools, this is the {service.role} service")
+        return config
+    from argosy.config.pools import choose_pool
+
+    arguments.pool = choose_pool(config, named)
+    return config.for_pool(arguments.pool)
 
 
 def _run_loop(work: Any) -> int:
@@ -256,6 +270,7 @@ class _Process:
             role=self._service.role,
             address=f"{bracketed}:{server.port}",
             incarnation=self._arguments.incarnation or secrets.token_hex(8),
+            pool=getattr(self._arguments, "pool", None) or "default",
             engine=engine,
             capabilities={"pid": str(os.getpid()), "hostname": socket.gethostname()},
         )

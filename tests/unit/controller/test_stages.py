@@ -125,12 +125,12 @@ def test_max_tokens_is_cut_to_the_context() -> None:
 
 def test_groups_stay_together_and_shares_are_even() -> None:
     requests = make_requests([prompt(i) for i in range(5)], 4, SamplingParams(max_tokens=4), "train")
-    shares = assign_groups(requests, ["rollout-1", "rollout-0"])
+    shares = assign_groups(requests, {"rollout-1": 1.0, "rollout-0": 1.0})
     assert sorted(len(share) for share in shares.values()) == [8, 12]
     owners = {request.sample_id.group: member for member, share in shares.items() for request in share}
     assert len(owners) == 5
-    assert shares == assign_groups(list(reversed(requests)), ["rollout-0", "rollout-1"])
-    assert assign_groups(requests, []) == {}
+    assert shares == assign_groups(list(reversed(requests)), {"rollout-0": 1.0, "rollout-1": 1.0})
+    assert assign_groups(requests, {}) == {}
 
 
 def test_a_lost_answer_goes_on_where_it_was() -> None:

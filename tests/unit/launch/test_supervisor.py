@@ -45,9 +45,9 @@ def lines_of(path: Path) -> list[str]:
 async def wait_for_line(path: Path, text: str) -> str:
     async with asyncio.timeout(10):
         while True:
-            for line in lines_of(path):
-                if text in line:
-                    return line
+            for line in path.read_text().splitlines(keepends=True) if path.exists() else []:
+                if text in line and line.endswith("\n"):  # else the rest of it is still to come
+                    return line.rstrip("\n")
             await asyncio.sleep(0.02)
 
 

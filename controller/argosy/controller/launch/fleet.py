@@ -12,7 +12,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Set
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -20,7 +20,9 @@ from typing import Any, Self, TypeVar
 from argosy.config import Config
 from argosy.controller.launch.errors import ChildDiedError
 from argosy.controller.launch.etcd import start_etcd
+from argosy.controller.launch.interpreters import check_interpreters, program_of
 from argosy.controller.launch.lock import RunFolderLock
+from argosy.controller.launch.plan import PlannedMember, module_of, plan_members, remote_counts, services_of
 from argosy.controller.launch.process import ChildSpec
 from argosy.controller.launch.readiness import wait_ready
 from argosy.controller.launch.signals import KILL_HOOKS
@@ -35,8 +37,8 @@ _DEATH_NOTICE_S = 1.0
 
 # Children of a higher stage are drained first: who asks others goes before who answers; etcd (0) is the last.
 _STAGES: Mapping[str, int] = {"rollout": 2, "reward": 1, "reference": 1, "critic": 1, "trainer": 1}
-_MODULES: Mapping[str, str] = {"critic": "argosy.trainer.critic"}
-"""Of roles that aren't served by `argosy.<role>`: a critic is a trainer with a value head."""
+_REDUNDANT = "rollout"
+"""The role whose servers stand in for each other: its members are one group for the supervisor."""
 
 
 class LocalFleet:
@@ -66,6 +68,7 @@ class LocalFleet:
         self._run_dir = run_dir.resolve()
         self._counts = services_of(cfg) if counts is None else counts
         self._modules = modules or {}
+        self._planned = plan_members(cfg, self._counts)
         self._lock = RunFolderLock(self._run_dir)
         self._supervisor: Supervisor | None = None
 
@@ -75,6 +78,7 @@ class LocalFleet:
         self._supervisor = Supervisor(self._run_dir / "logs", grace_s=self._cfg.argosy.stop_grace_s)
         try:
             await self._supervisor.__aenter__()
+            await check_interpreters(self._planned)
             await self._start(self._supervisor)
         except BaseException:
             await self.stop()
@@ -85,6 +89,11 @@ class LocalFleet:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+    @property
+    def lost(self) -> Set[str]:
+        """Rollout servers that died while others of them were left: a live view."""
+        return frozenset() if self._supervisor is None else self._supervisor.lost
 
     @property
     def failed(self) -> asyncio.Future[ChildDiedError]:
@@ -137,27 +146,38 @@ class LocalFleet:
             await self.membership.forget_members()  # leftovers of a killed run, in an etcd that is ours alone
         config_path = self._run_dir / "services.yaml"
         _for_services(self._cfg, options, self._run_dir).save(config_path)
-        incarnations: dict[str, str] = {}
-        for role, count in self._counts.items():
-            for number in range(count):
-                member_id = f"{role}-{number}"
-                incarnations[member_id] = secrets.token_hex(8)
-                argv = [
-                    sys.executable, "-m", self._modules.get(role, module_of(role)),
-                    "--config", str(config_path), "--member", member_id, "--incarnation", incarnations[member_id],
-                ]  # fmt: skip
-                await supervisor.start(ChildSpec(member_id, argv, stage=_STAGES.get(role, 1)))
-        ready = await self.race(wait_ready(self.membership, incarnations, deadline, self._run_dir / "logs"))
-        for role in self._counts:
+        incarnations = {member.member_id: secrets.token_hex(8) for member in self._planned}
+        for member in self._planned:
+            await supervisor.start(self._child(member, config_path, incarnations[member.member_id]))
+        remote = remote_counts(self._cfg)
+        ready = await self.race(
+            wait_ready(self.membership, incarnations, deadline, self._run_dir / "logs", pools=remote)
+        )
+        for role in {*self._counts, *(member.role for member in ready)}:
             self.members[role] = tuple(member for member in ready if member.role == role)
+        # From here on the run can go on with the rollout servers that are left.
+        supervisor.allow_losses(_REDUNDANT, others=sum(remote.values()))
         _LOG.info("the fleet is ready: %s", ", ".join(f"{member.member_id}@{member.address}" for member in ready))
+
+    def _child(self, member: PlannedMember, config_path: Path, incarnation: str) -> ChildSpec:
+        python = program_of(member.python) if member.python else sys.executable
+        argv = [
+            python, "-m", self._modules.get(member.role, module_of(member.role)),
+            "--config", str(config_path), "--member", member.member_id, "--incarnation", incarnation,
+        ]  # fmt: skip
+        if member.role == "rollout" and self._cfg.argosy.pools:
+            argv += ["--pool", member.pool]
+        group = _REDUNDANT if member.role == _REDUNDANT else ""
+        return ChildSpec(member.member_id, argv, stage=_STAGES.get(member.role, 1), env=member.env, group=group)
 
     async def _find_etcd(self, supervisor: Supervisor, deadline: float) -> EtcdOptions:
         settings = self._cfg.argosy.membership
         if settings.endpoints:
+            # Servers that others start can't know this folder's tag: with them the prefix itself tells runs apart.
+            own = "" if remote_counts(self._cfg) else f"/local-{_folder_tag(self._run_dir)}"
             return EtcdOptions(
                 tuple(settings.endpoints),
-                prefix=f"{settings.prefix}/local-{_folder_tag(self._run_dir)}",
+                prefix=f"{settings.prefix}{own}",
                 lease_ttl_s=settings.lease_ttl_s,
             )
         endpoint = await start_etcd(
@@ -170,26 +190,16 @@ def _failure_of(task: asyncio.Future[Any]) -> BaseException | None:
     return task.exception() if task.done() and not task.cancelled() else None
 
 
-def module_of(role: str) -> str:
-    """The program that serves a role, as `python -m` takes it."""
-    return _MODULES.get(role, f"argosy.{role}")
-
-
-def services_of(cfg: Config) -> dict[str, int]:
-    """How many servers of each role this configuration needs.
-
-    A reference only where a KL term reads it, a critic only where the advantages read its values.
-    """
-    counts = {"trainer": 1, "reward": 1, "rollout": 1}
-    if cfg.needs_reference:
-        counts["reference"] = 1
-    if cfg.needs_critic:
-        counts["critic"] = 1
-    return counts
-
-
 def _for_services(cfg: Config, options: EtcdOptions, run_dir: Path) -> Config:
-    """The configuration that the services get: with the etcd that was found or started, and the run folder."""
+    """The configuration that the services get: with the etcd that was found or started, and the run folder.
+
+    Environment variables are left out: the processes have them, and a file is no place for secrets.
+    """
+    bare: dict[str, dict[str, str]] = {
+        f"argosy.services.{field.name}.env": {} for field in dataclasses.fields(cfg.argosy.services)
+    }
+    pools = {name: {**values, "env": {}} for name, values in cfg.argosy.pools.items()}
+    cfg = cfg.with_values({**bare, "argosy.pools": pools})
     membership = dataclasses.replace(cfg.argosy.membership, endpoints=options.endpoints, prefix=options.prefix)
     return dataclasses.replace(
         cfg,

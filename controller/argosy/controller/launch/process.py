@@ -27,8 +27,10 @@ class ChildSpec:
     argv: Sequence[str]
     stage: int = 0
     """Children of a higher stage are drained before those of a lower one; within a stage, together."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the launcher's own environment."""
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Added to the launcher's own environment. May hold secrets: not for logs."""
+    group: str = ""
+    """Children of one group can stand in for each other (`Supervisor.allow_losses`); "" is no group."""
 
 
 class ChildProcess:

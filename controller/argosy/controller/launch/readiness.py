@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +20,63 @@ _CALL_S = 2.0
 
 
 async def wait_ready(
-    membership: Membership, incarnations: Mapping[str, str], deadline: float, log_dir: Path
+    membership: Membership,
+    incarnations: Mapping[str, str],
+    deadline: float,
+    log_dir: Path,
+    *,
+    pools: Mapping[str, int] | None = None,
 ) -> tuple[Member, ...]:
     """Wait until each member of `incarnations` (member id → incarnation) is past JOINING and SERVING.
 
+    So must be as many rollout servers of each of `pools` (name → count) that others start: the first to come, by id.
     STALE counts: such a server is up and waits for its weights. `deadline` is on time.monotonic's clock. Raises
     DeadlineError that names who is missing and where to look.
     """
+    pools = pools or {}
     seen: dict[str, Member] = {}
     serving: set[str] = set()
     watch = membership.watch()
     try:
         async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
             async for snapshot in watch:
-                seen = {member.member_id: member for member in snapshot if _is_this_life(member, incarnations)}
+                seen = {
+                    member.member_id: member
+                    for member in snapshot
+                    if _is_this_life(member, incarnations) or (member.role == "rollout" and member.pool in pools)
+                }
+                serving &= seen.keys()
                 joined = [member for member in seen.values() if member.state is not MemberState.JOINING]
                 for member in joined:
                     if member.member_id not in serving:
                         await _wait_serving(member.address)
                         serving.add(member.member_id)
-                if serving.issuperset(incarnations):
-                    return tuple(seen[member_id] for member_id in incarnations)
+                joiners = _joiners(pools, [seen[member_id] for member_id in sorted(serving)])
+                if serving.issuperset(incarnations) and len(joiners) == sum(pools.values()):
+                    return (*(seen[member_id] for member_id in incarnations), *joiners)
     except TimeoutError as error:
-        raise DeadlineError(_complaint(incarnations, seen, serving, log_dir)) from error
+        lines = [_complaint(incarnations, seen, serving, log_dir), *_absent(pools, seen, serving)]
+        raise DeadlineError("\n".join(lines)) from error
     raise DeadlineError("membership was closed before the fleet was ready")
+
+
+def _joiners(pools: Mapping[str, int], serving: Sequence[Member]) -> list[Member]:
+    """At most the wanted number of each pool."""
+    return [
+        member
+        for name, count in pools.items()
+        for member in [one for one in serving if one.role == "rollout" and one.pool == name][:count]
+    ]
+
+
+def _absent(pools: Mapping[str, int], seen: Mapping[str, Member], serving: set[str]) -> Iterator[str]:
+    for name, count in pools.items():
+        there = sum(member.pool == name and member.member_id in serving for member in seen.values())
+        if there < count:
+            yield (
+                f"  {count - there} of {count} servers of pool {name!r}; start each with `argosy serve rollout --pool "
+                f"{name}`, the run's configuration, and its argosy.membership.endpoints and prefix"
+            )
 
 
 def _is_this_life(member: Member, incarnations: Mapping[str, str]) -> bool:

@@ -33,6 +33,9 @@ class Supervisor:
     def __init__(self, log_dir: Path, *, grace_s: float) -> None:
         self.failed: asyncio.Future[ChildDiedError] = asyncio.get_running_loop().create_future()
         """Gets the first cause as its *result* when a child ends by itself; never an exception."""
+        self.lost: set[str] = set()
+        """Children that died while the rest of their group was left to go on."""
+        self._spare_groups: dict[str, int] = {}
         self._log_dir = log_dir
         self._grace_s = grace_s
         self._token = secrets.token_hex(16)
@@ -80,6 +83,13 @@ class Supervisor:
         """From now on, this child's death is a failure."""
         self._stopping.discard(child.spec.name)
 
+    def allow_losses(self, group: str, *, others: int = 0) -> None:
+        """From now on, a death in this group is a failure only when nobody of it is left.
+
+        `others`: Members of it that are not children of this supervisor.
+        """
+        self._spare_groups[group] = others
+
     async def forget(self, child: ChildProcess) -> None:
         """Stop one child whose end is not a failure, and drop it (etcd on a port that was just taken)."""
         self._stopping.add(child.spec.name)
@@ -123,9 +133,21 @@ class Supervisor:
             _LOG.info("stopped %s: %s", name, describe_exit(error.returncode))
             return
         _LOG.error("%s died: %s", name, describe_exit(error.returncode))
+        if self._is_spare(child):
+            self.lost.add(name)
+            _LOG.error("the run goes on without %s; its last lines:\n%s", name, "\n".join(error.tail))
+            return
         if not self.failed.done():
             self.failed.set_result(error)
             _write_failure(self._log_dir / FAILURE_FILE, error)
+
+    def _is_spare(self, child: ChildProcess) -> bool:
+        """Whether others of its group are left and may stand in for it."""
+        group = child.spec.group
+        if group not in self._spare_groups:
+            return False
+        left = [each for each in self._children if each.spec.group == group and each.returncode is None]
+        return bool(left) or self._spare_groups[group] > 0
 
     def _tell_watchdog(self, line: str) -> None:
         if self._watchdog is not None and self._watchdog.stdin is not None and self._watchdog.returncode is None:

@@ -58,7 +58,6 @@ class ParityGate:
         self._ctx = ctx
         self._rollout = rollout
         self._requests = canary_requests(ctx.config, prompts)
-        self._bound = bound_of(ctx.config)
 
     async def check(self, step: int) -> dict[str, float]:
         """Metrics parity/log_prob_diff_{max,mean} over all members (nats); empty when the gate is off.
@@ -109,7 +108,8 @@ class ParityGate:
         trainer = dict(zip(answer.sample_ids, answer.ragged("log_probs"), strict=True))
         ours = np.concatenate([np.asarray(trainer[row.sample_id], np.float64) for row in rows])
         gaps: Gaps = np.abs(np.concatenate([np.asarray(row.log_probs, np.float64) for row in rows]) - ours)
-        judge(member, gaps, self._bound)
+        pool = self._ctx.services.pools.get(member)
+        judge(member, gaps, bound_of(self._ctx.config if pool is None else self._ctx.config.for_pool(pool)))
         return gaps
 
 

@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from argosy.controller.context import RunContext
+from argosy.controller.stages.capacity import Capacities
 from argosy.types.errors import DeadlineError, OverloadedError, UnavailableError
 from argosy.types.ids import GroupId, PolicyVersion, SampleId
-from argosy.types.records import Completion, FinishReason, Generated, GenerateRequest
+from argosy.types.records import Completion, FinishReason, Generated, GenerateRequest, RolloutStatus
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,19 @@ class RolloutStage:
         """Members that answer; one that failed comes back when it answers again with the current weights."""
         self.version: PolicyVersion | None = None
         """What the members must hold; set by the weight sync."""
+        self._capacities = Capacities(ctx.services.pools)
+        self._even = ctx.config.argosy.deterministic
+        """Shares must not depend on how fast servers are."""
+
+    def members(self) -> list[str]:
+        """Every rollout server that isn't gone for good, in order."""
+        gone = self._ctx.services.lost
+        self.usable -= gone
+        return sorted(set(self._ctx.services.rollouts) - gone)
+
+    def metrics(self) -> dict[str, float]:
+        """What each pool did for training since the last call."""
+        return self._capacities.metrics(self.usable.intersection(self.members()))
 
     async def generate(self, requests: Sequence[GenerateRequest], sink: Sink) -> None:
         """Hand each request's completion to `sink`, exactly once, as it ends.
@@ -55,7 +69,10 @@ class RolloutStage:
             )
 
     async def _round(self, waiting: dict[SampleId, GenerateRequest], sink: Sink) -> Exception | None:
-        shares = assign_groups(list(waiting.values()), sorted(self.usable))
+        usable = [member for member in self.members() if member in self.usable]
+        await self._learn_slots(usable)
+        weights = dict.fromkeys(usable, 1.0) if self._even else self._capacities.weights(usable)
+        shares = assign_groups(list(waiting.values()), weights)
         if not shares:
             return UnavailableError("no rollout server is usable")
         async with asyncio.TaskGroup() as group:  # an exception of one ends the others before it is raised
@@ -64,14 +81,28 @@ class RolloutStage:
 
     async def _readmit(self) -> None:
         """Take members back that were cut off for a moment: they answer, and hold the current weights."""
-        for member in sorted(set(self._ctx.services.rollouts) - self.usable):
-            try:
-                status = await self._ctx.services.rollouts[member].status()
-            except (UnavailableError, DeadlineError) as error:
-                log.info("%s is still away: %s", member, error)
-                continue
-            if status.version is not None and status.version == self.version:
+        away = [member for member in self.members() if member not in self.usable]
+        for member, status in zip(away, await self._ask(away), strict=True):
+            if status is not None and status.version is not None and status.version == self.version:
                 self.usable.add(member)
+
+    async def _learn_slots(self, members: Sequence[str]) -> None:
+        """Once for each server, where there are several."""
+        unknown = [member for member in members if not self._capacities.knows(member)] if len(members) > 1 else []
+        for member, status in zip(unknown, await self._ask(unknown), strict=True):
+            self._capacities.set_slots(member, 1 if status is None else status.slot_count)
+
+    async def _ask(self, members: Sequence[str]) -> list[RolloutStatus | None]:
+        """The status of each; None of one that doesn't answer."""
+
+        async def ask(member: str) -> RolloutStatus | None:
+            try:
+                return await self._ctx.services.rollouts[member].status()
+            except (UnavailableError, DeadlineError) as error:
+                log.info("%s is away: %s", member, error)
+                return None
+
+        return list(await asyncio.gather(*(ask(member) for member in members)))
 
     async def _serve(
         self, member: str, share: Sequence[GenerateRequest], waiting: dict[SampleId, GenerateRequest], sink: Sink
@@ -80,9 +111,11 @@ class RolloutStage:
         if share[0].purpose == "train":
             ctx.ledger.dispatched([request.sample_id for request in share], member)
         failure: Exception | None = None
+        done = self._capacities.begin(member, share)
         try:
             async for completion in ctx.services.rollouts[member].generate(share, deadline_s=ctx.deadline_s):
                 request = waiting[completion.sample_id]
+                done.take(completion, request.key)
                 if completion.finish_reason in (FinishReason.FAILED, FinishReason.ABORTED):
                     waiting[completion.sample_id] = continue_from(request, completion)
                     failure = UnavailableError(f"{member}: {completion.error or completion.finish_reason.value}")
@@ -95,6 +128,8 @@ class RolloutStage:
         except OverloadedError as error:
             await asyncio.sleep(error.retry_after_s)
             failure = error
+        finally:
+            self._capacities.end(done)
         return failure
 
 
@@ -106,21 +141,22 @@ def continue_from(request: GenerateRequest, partial: Completion) -> GenerateRequ
 
 
 def assign_groups(
-    requests: Sequence[GenerateRequest], members: Sequence[str]
+    requests: Sequence[GenerateRequest], weights: Mapping[str, float]
 ) -> Mapping[str, Sequence[GenerateRequest]]:
-    """Spread whole groups over members, the longest work first to the least loaded, so that prompts are prefilled once.
+    """Spread whole groups over members, so that prompts are prefilled once: the longest work first, each to the member
+    that would be done with it soonest. `weights` says how fast each member is, relative to the others (above 0).
 
     Deterministic: equal inputs give equal shares.
     """
-    if not members:
+    if not weights:
         return {}
     groups: dict[GroupId, list[GenerateRequest]] = defaultdict(list)
     for request in requests:
         groups[request.sample_id.group].append(request)
-    load = dict.fromkeys(members, 0)
+    load = dict.fromkeys(weights, 0)
     shares: dict[str, list[GenerateRequest]] = defaultdict(list)
     for _, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
-        member = min(members, key=lambda name: (load[name], name))
+        member = min(weights, key=lambda name: ((load[name] + len(group)) / weights[name], name))
         load[member] += len(group)
         shares[member].extend(group)
     return {member: sorted(share, key=lambda request: request.sample_id) for member, share in shares.items()}

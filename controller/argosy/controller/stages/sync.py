@@ -25,7 +25,7 @@ async def publish_and_sync(ctx: RunContext, rollout: RolloutStage, step: int) ->
     mutation = ctx.mutation("publish", step, expected_step=ctx.trainer_step("actor", step))
     manifest = await ctx.services.policy.publish_weights(ctx.lineage, step, mutation)
     sync_id = f"{ctx.lineage}-{step}"
-    members = sorted(ctx.services.rollouts)
+    members = rollout.members()
     results = await asyncio.gather(
         *(_sync_one(ctx, member, sync_id, manifest) for member in members), return_exceptions=True
     )
@@ -40,6 +40,8 @@ async def publish_and_sync(ctx: RunContext, rollout: RolloutStage, step: int) ->
             log.warning("weight sync %s to %s failed: %s", sync_id, member, result)
         else:
             raise result
+    if not members:
+        raise UnavailableError(f"no rollout server is left that could take the weights of step {step}")
     if len(failures) == len(members):
         member, failure = next(iter(failures.items()))
         raise UnavailableError(f"no rollout server took the weights of step {step}; {member}: {failure}") from failure

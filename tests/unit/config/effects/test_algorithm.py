@@ -7,7 +7,7 @@ import pytest
 
 from argosy.algorithms.kl_reward import KLController
 from argosy.config import Config
-from argosy.controller.launch.fleet import services_of
+from argosy.controller.launch.plan import services_of
 from argosy.controller.stages.advantage import add_advantages, add_reward_parts, build_batch, subtract_kl
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.errors import ConfigError

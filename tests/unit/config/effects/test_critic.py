@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.config import Config, load
-from argosy.controller.launch.fleet import services_of
+from argosy.controller.launch.plan import services_of
 from argosy.controller.prepare import PreparedRun
 from argosy.controller.stages.values import value_update_config
 from argosy.modeling.tiny import save_tiny_model

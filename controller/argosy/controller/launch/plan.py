@@ -1,0 +1,89 @@
+"""Which processes a run consists of, before any is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from argosy.config import Config
+from argosy.config.schema import DEFAULT_POOL
+
+_MODULES: Mapping[str, str] = {"critic": "argosy.trainer.critic"}
+"""Of roles that aren't served by `argosy.<role>`: a critic is a trainer with a value head."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMember:
+    """One service process that the launcher is to start."""
+
+    member_id: str
+    role: str
+    pool: str = DEFAULT_POOL
+    """Of a rollout server."""
+    engine: str = ""
+    """Of a rollout server."""
+    python: str | None = None
+    """Its interpreter; None: the launcher's own."""
+    python_key: str = ""
+    """The key that names the interpreter, for messages."""
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Added to the launcher's environment. May hold secrets: not for logs."""
+
+
+def module_of(role: str) -> str:
+    """The program that serves a role, as `python -m` takes it."""
+    return _MODULES.get(role, f"argosy.{role}")
+
+
+def services_of(cfg: Config) -> dict[str, int]:
+    """How many servers of each role this configuration has on this machine.
+
+    A reference only where a KL term reads it, a critic only where the advantages read its values.
+    """
+    counts = {"trainer": 1, "reward": 1, "rollout": sum(pool.count for pool in cfg.pools.values() if not pool.remote)}
+    if cfg.needs_reference:
+        counts["reference"] = 1
+    if cfg.needs_critic:
+        counts["critic"] = 1
+    return counts
+
+
+def remote_counts(cfg: Config) -> dict[str, int]:
+    """Pool → how many of its servers the run waits for, since others start them."""
+    return {name: pool.count for name, pool in cfg.pools.items() if pool.remote}
+
+
+def plan_members(cfg: Config, counts: Mapping[str, int]) -> list[PlannedMember]:
+    """The processes of `counts`, in the order of their start. Rollout servers go by pool where there are several.
+
+    >>> [member.member_id for member in plan_members(Config(), {"trainer": 1, "rollout": 2})]
+    ['trainer-0', 'rollout-0', 'rollout-1']
+    """
+    planned: list[PlannedMember] = []
+    for role, count in counts.items():
+        if role == "rollout" and cfg.argosy.pools:
+            planned += _pool_members(cfg)
+            continue
+        process = getattr(cfg.argosy.services, role)
+        engine = cfg.actor_rollout_ref.rollout.name if role == "rollout" else ""
+        key = f"argosy.services.{role}.python"
+        planned += [
+            PlannedMember(f"{role}-{number}", role, DEFAULT_POOL, engine, process.python, key, process.env)
+            for number in range(count)
+        ]
+    return planned
+
+
+def _pool_members(cfg: Config) -> list[PlannedMember]:
+    members: list[PlannedMember] = []
+    for name, pool in cfg.pools.items():
+        if pool.remote:
+            continue
+        seen = cfg.for_pool(name)
+        process, engine = seen.argosy.services.rollout, seen.actor_rollout_ref.rollout.name
+        key = f"argosy.pools.{name}.python" if pool.python else "argosy.services.rollout.python"
+        members += [
+            PlannedMember(f"rollout-{name}-{number}", "rollout", name, engine, process.python, key, process.env)
+            for number in range(pool.count)
+        ]
+    return members
