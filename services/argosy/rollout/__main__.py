@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     import grpc
 
     from argosy.config import Config
-    from argosy.rollout.core import HfRollout
+    from argosy.rollout.core import RolloutCore
     from argosy.rpc.gate import Gate
     from argosy.rpc.generate_session import ServedRollout
 
 
-def build(config: Config) -> HfRollout:
+def build(config: Config) -> RolloutCore:
     """The core; imported here, after the thread counts are set and only when it is really to run."""
     from argosy.rollout.build import build_core
 

@@ -19,7 +19,7 @@ from argosy.rollout.requests import check_request
 from argosy.rollout.weights import ServerWeights
 from argosy.types.errors import DeadlineError, InvalidInputError, StateError
 from argosy.types.ids import PolicyVersion
-from argosy.types.records import Completion, GenerateRequest, Mutation, RolloutStatus, WeightsManifest
+from argosy.types.records import Completion, GenerateRequest, Mutation, RolloutStatus, TransferOffer, WeightsManifest
 from argosy.weightsync import Snapshot
 
 __all__ = ["HfRollout", "HfRolloutOptions", "RolloutCore", "RolloutOptions"]
@@ -61,6 +61,9 @@ class RolloutCore:
         self._held: ServerWeights | None = None
         self._keys: set[str] = set()
         """Samples in flight."""
+        self._leaving: dict[str, asyncio.Future[int]] = {}
+        """Samples that nobody waits for any more → the abort that ends them."""
+        self._paused = False
         self._draining = False
 
     async def start(self) -> None:
@@ -117,25 +120,40 @@ class RolloutCore:
         for request in requests:
             check_request(request, vocab_size=vocab_size, max_model_len=self.max_model_len)
         keys = {request.key for request in requests}
+        async with mailbox.in_time(len(keys)):
+            leaving = {self._leaving[key] for key in keys & self._leaving.keys()}
+            if leaving:  # the abort of a caller that left must not meet the samples of one that asks again
+                await asyncio.wait(leaving)
+            self._check_serving()
+            self._check_keys(requests, keys)
+            self._keys |= keys
+            try:
+                await self._engine.submit(requests, mailbox.deliver, interval)
+            except BaseException:
+                self._leave(keys)  # a caller that was cancelled may have been taken in all the same
+                raise
+        return keys
+
+    def _check_keys(self, requests: Sequence[GenerateRequest], keys: set[str]) -> None:
         if len(keys) < len(requests) or keys & self._keys:
             counts = Counter(request.key for request in requests)
             twice = next(key for key, count in counts.items() if count > 1 or key in self._keys)
             raise InvalidInputError(f"sample {twice} is in flight on this server already", field="sample_id")
-        self._keys |= keys
-        try:
-            await self._engine.submit(requests, mailbox.deliver, interval)
-        except BaseException:
-            # A caller that was cancelled may have been taken in all the same.
-            self._leave(keys)
-            raise
-        return keys
 
     def _leave(self, keys: set[str]) -> None:
-        """End samples that nobody waits for; doesn't wait for their end."""
+        """End samples that nobody waits for. Doesn't wait for their end: an engine that is stuck must hold up nobody
+        who wants to go."""
         self._keys -= keys
         task = asyncio.ensure_future(self._engine.abort(keys))
-        _LEAVING.add(task)
-        task.add_done_callback(_left)
+        self._leaving |= dict.fromkeys(keys, task)
+        task.add_done_callback(lambda done: self._left(keys, done))
+
+    def _left(self, keys: set[str], task: asyncio.Future[int]) -> None:
+        for key in keys:
+            if self._leaving.get(key) is task:
+                del self._leaving[key]
+        if not task.cancelled():
+            task.exception()  # of an engine that is closed or dead, where nothing runs any more
 
     def _check_serving(self) -> None:
         if self._engine.version is None:
@@ -166,11 +184,105 @@ class RolloutCore:
         self._draining = True
         deadline = time.monotonic() + ctx.deadline_s
         await self.resume(ctx)
-        while self._in_engine():
+        while await self._in_engine():
             if time.monotonic() > deadline:
                 raise DeadlineError(f"{len(self._keys)} samples still run after {ctx.deadline_s:g} s of draining")
             await asyncio.sleep(0.01)
 
-    def _in_engine(self) -> int:
+    async def _in_engine(self) -> int:
+        """Samples that the engine has, counted when its loop has had a turn: not in the middle of a step."""
+        await self._engine.abort(set())
         counts = self._engine.counts()
         return counts.running + counts.waiting
+
+    async def status(self) -> RolloutStatus:
+        """See the role. Doesn't wait for the engine's step: the numbers are of this moment, give or take a step."""
+        counts, version = self._engine.counts(), self._engine.version
+        state = "ready"
+        if self._draining:
+            state = "draining"
+        elif version is None:
+            state = "stale"
+        elif self._paused:
+            state = "paused"
+        return RolloutStatus(
+            version=version,
+            state=state,
+            running_count=counts.running,
+            waiting_count=counts.waiting,
+            slot_count=self._options.slot_count,
+            generated_token_count=counts.generated_token_count,
+            cached_token_count=counts.cached_token_count,
+            max_model_len=self.max_model_len,
+        )
+
+    async def wait_failed(self) -> BaseException:
+        """Return when the engine can't work any more, with the reason."""
+        return await asyncio.shield(asyncio.wrap_future(self._engine.failed))
+
+    async def close(self) -> None:
+        """End what runs as aborted and stop the engine."""
+        await self._engine.close()
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    @property
+    def weights(self) -> ServerWeights:
+        """The four phases of an update, and the weights that are held."""
+        if self._held is None:
+            self._held = ServerWeights(self._engine)
+        return self._held
+
+    async def init_weight_transfer(self, transport: str, ctx: Mutation) -> None:
+        """See the role."""
+        self.weights.init_transport(transport)
+
+    async def start_weight_update(self, sync_id: str, manifest: WeightsManifest, ctx: Mutation) -> None:
+        """See the role. StateError while another update is being swapped in: its bytes are still needed."""
+        self.weights.start(sync_id, manifest)
+
+    async def update_weights(
+        self, sync_id: str, source: WeightSource, ctx: Mutation, offer: TransferOffer | None = None
+    ) -> None:
+        """See the role."""
+        await self.weights.receive(sync_id, source, ctx.deadline_s, offer)
+
+    async def finish_weight_update(self, sync_id: str, ctx: Mutation) -> PolicyVersion:
+        """See the role. What becomes of samples in flight, the engine's capabilities tell (`updates_in_flight`)."""
+        return await self.weights.finish(sync_id)
+
+    def weight_source(self) -> WeightSource:
+        """Serves the weights that this server holds, to a newcomer."""
+        return self.weights
+
+    async def held_snapshot(self) -> Snapshot:
+        """A frozen copy of the weights in use, made on first demand after an update. NotFoundError without any."""
+        return await self.weights.held_snapshot()
+
+
+class HfRollout(RolloutCore):
+    """A core over the embedded engine, loaded and usable at once; `start` only warms it up.
+
+    >>> # rollout = HfRollout(HfRolloutOptions("checkpoints/model"), decode=tokenizer.decode)
+    >>> # async for completion in rollout.generate(requests, deadline_s=60): ...
+
+    Raises:
+        InvalidInputError: an option is wrong, or the model can't be loaded or run by this engine.
+    """
+
+    def __init__(self, options: HfRolloutOptions, decode: Decode) -> None:
+        from argosy.rollout.engines.hf.adapter import HfEngine
+
+        engine = HfEngine(options, decode)
+        engine.load()
+        super().__init__(
+            engine,
+            RolloutOptions(
+                slot_count=options.slot_count,
+                max_waiting=options.max_waiting,
+                max_model_len=options.max_model_len,
+                stream_interval_tokens=options.stream_interval_tokens,
+                stall_timeout_s=options.stall_timeout_s,
+            ),
+            decode,
+        )

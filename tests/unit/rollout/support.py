@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from argosy.rollout.core import HfRollout
+from argosy.rollout.engines.hf.adapter import HfEngine
+from argosy.rollout.engines.hf.engine import Engine as Loop
 from argosy.types.ids import SampleId
 from argosy.types.records import Completion, GenerateRequest, Mutation, SamplingParams
 
@@ -35,6 +37,12 @@ def request(
 ) -> GenerateRequest:
     settings = replace(SamplingParams(max_tokens=12, ignore_eos=True, seed=7), **params)
     return GenerateRequest(SampleId(0, position, k), tuple(prompt), settings, purpose=purpose)
+
+
+def loop_of(rollout: HfRollout) -> Loop:
+    """The embedded engine's own thread."""
+    assert isinstance(rollout.engine, HfEngine)
+    return rollout.engine.loop
 
 
 async def until_sampled(rollout: HfRollout, token_count: int = 3, running_count: int = 1) -> None:

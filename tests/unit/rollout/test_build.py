@@ -7,7 +7,7 @@ from typing import Any
 from argosy.config import Config
 from argosy.modeling.loading import ModelSource
 from argosy.modeling.tiny import save_tiny_model
-from argosy.rollout.build import options_of
+from argosy.rollout.engines.hf.adapter import options_of
 from argosy.rollout.engines.hf.loading import load_module
 
 

@@ -28,7 +28,7 @@ from argosy.types.errors import (
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import Completion, FinishReason, TensorSpec, WeightChunk, WeightsManifest
 from argosy.weightsync import Snapshot, find_tied
-from unit.rollout.support import CTX, PROMPT, Open, answers, plain_logits, request, until_sampled
+from unit.rollout.support import CTX, PROMPT, Open, answers, loop_of, plain_logits, request, until_sampled
 
 
 def state_of(path: Path) -> dict[str, Tensor]:
@@ -281,7 +281,7 @@ async def test_no_other_update_starts_while_one_is_swapped_in(open_rollout: Open
     await rollout.start_weight_update("s", snapshot.manifest, CTX)
     await rollout.update_weights("s", snapshot, CTX)
     engine_may_go = threading.Event()
-    rollout._engine.call(engine_may_go.wait)
+    loop_of(rollout).call(engine_may_go.wait)
     finish = asyncio.create_task(rollout.finish_weight_update("s", CTX))
     await asyncio.sleep(0)
     following = snapshot_of(tiny, step=2)

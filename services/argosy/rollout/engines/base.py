@@ -6,9 +6,9 @@ the core's: request checks, keys in flight, deadlines, drain, status and the fou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from argosy.rollout.engines.events import Deliver
@@ -19,6 +19,8 @@ from argosy.weightsync.manifest import ShapedLike
 if TYPE_CHECKING:
     from torch import Tensor
 
+Decode = Callable[[Sequence[int]], str]
+"""Token ids → text without special tokens; for stop strings and `Completion.text`."""
 LogProbs = Literal["processed", "temperature"]
 """Which distribution an engine's log-probs are of: "processed" is the one really sampled from, after penalties,
 temperature, top-k, top-p and min-p, renormalised; "temperature" is after temperature only, not renormalised after
@@ -51,6 +53,19 @@ class Capabilities:
     """Bit for bit repeatable with `argosy.deterministic`."""
     version_spans: bool
     """A sample's `versions` tell exactly which tokens each version sampled."""
+
+    def as_texts(self) -> dict[str, str]:
+        """Everything as texts, as `RolloutStatus.capabilities` has it: flags "true" or "false", names in order with
+        commas between."""
+        return {field.name: _as_text(getattr(self, field.name)) for field in fields(self)}
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (frozenset, tuple)):
+        return ",".join(sorted(map(str, value)))
+    return str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +145,11 @@ class Engine(Protocol):
         ...
 
     async def abort(self, keys: set[str] | None) -> int:
-        """End the samples named by `GenerateRequest.key` (all with None) as ABORTED with what they have; how many."""
+        """End the samples named by `GenerateRequest.key` (all with None) as ABORTED with what they have; how many.
+
+        With an empty set it answers 0 as soon as the engine's loop has its turn: the core asks that to see whether the
+        loop still turns.
+        """
         ...
 
     async def pause(self, mode: str) -> None:

@@ -34,7 +34,7 @@ def model_of(role: str, core: Core) -> Any:
     """The transformers model inside."""
     if role in ("trainer", "critic"):
         return core._backend.model_for_export()
-    return core._model.module if role == "rollout" else core._model.model
+    return core.engine.model.module if role == "rollout" else core._model.model
 
 
 def prompts(config: Config, split: str = "train") -> PromptSource:

@@ -84,7 +84,7 @@ async def test_prefill_token_budget(job: Config, cores: Cores, monkeypatch: Patc
     for budget in (4096, 10):
         core = cores("rollout", job.with_values({"argosy.rollout.prefill_token_budget": budget}))
         admitted: list[int] = []
-        admit = core._engine.scheduler.admit
+        admit = core.engine.loop.scheduler.admit
 
         def noted(
             limit: int, cost: object, admit: Callable[..., list[object]] = admit, admitted: list[int] = admitted
@@ -93,7 +93,7 @@ async def test_prefill_token_budget(job: Config, cores: Cores, monkeypatch: Patc
             admitted.extend([len(found)] if found else [])
             return found
 
-        monkeypatch.setattr(core._engine.scheduler, "admit", noted)
+        monkeypatch.setattr(core.engine.loop.scheduler, "admit", noted)
         requests = [
             GenerateRequest(SampleId(0, p, 0), tuple(range(5 + p, 15 + p)), SamplingParams(4, ignore_eos=True))
             for p in range(3)
@@ -127,7 +127,7 @@ def test_device(job: Config, role: str, key: str) -> None:
 
 async def thread_count(role: str, core: Core) -> int:
     """Of PyTorch in the thread that computes."""
-    run: Callable[..., Awaitable[int]] = core._call if role == "rollout" else core._thread.run
+    run: Callable[..., Awaitable[int]] = core.engine.call if role == "rollout" else core._thread.run
     return await run(torch.get_num_threads)
 
 

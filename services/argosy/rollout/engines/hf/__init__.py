@@ -16,6 +16,8 @@ never samples and a prompt shared by n samples is computed once and copied into 
     runner.py     prefill and decode passes
     scheduler.py  who runs, who waits
     engine.py     the step, and the thread that repeats it
+    options.py    settings
+    adapter.py    all of it behind the Protocol that every engine has
 
 Dimension letters: B rows of a decode step, N packed prompt tokens, S slots, T cached tokens, L layers, H query heads,
 K key/value heads, G = H/K, D head size, V vocabulary.

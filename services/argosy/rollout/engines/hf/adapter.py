@@ -1,0 +1,302 @@
+"""The embedded engine behind the Protocol that every engine has."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from argosy.modeling.loading import ModelSource
+from argosy.rollout.engines.base import Capabilities, Decode, EngineCounts, ModelFacts
+from argosy.rollout.engines.events import Deliver
+from argosy.rollout.engines.hf.engine import Engine as Loop
+from argosy.rollout.engines.hf.loading import LoadedModel, adopt, load_module
+from argosy.rollout.engines.hf.options import HfRolloutOptions
+from argosy.rollout.engines.hf.prefixes import PrefixStore
+from argosy.rollout.engines.hf.runner import Runner
+from argosy.rollout.engines.hf.sample import Sample
+from argosy.rollout.engines.hf.scheduler import Scheduler
+from argosy.rollout.engines.hf.selfcheck import Probe
+from argosy.rollout.engines.hf.stops import StopStrings
+from argosy.rollout.engines.warmup import WARM_UP_VERSION, warm_up
+from argosy.types.errors import InvalidInputError, UnavailableError
+from argosy.types.ids import PolicyVersion
+from argosy.types.records import GenerateRequest
+from argosy.weightsync import build_manifest, find_tied, shapes_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from argosy.config import Config
+
+_LOG = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+CAPABILITIES = Capabilities(
+    engine="hf",
+    log_probs="processed",
+    sampling=frozenset({
+        "top_k", "top_p", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "stop",
+        "include_stop_str_in_output", "ignore_eos", "seed",
+    }),
+    sample_seeds=True,
+    partial_resume=True,
+    updates_in_flight=True,
+    transports=frozenset({"stream"}),
+    sleep_levels=(),
+    adapter_sync=False,
+    deterministic=True,
+    version_spans=True,
+)  # fmt: skip
+
+
+class HfEngine:
+    """Implements `argosy.rollout.engines.base.Engine` with the step loop of `engine.py`, on a thread of its own.
+
+    Args:
+        options: See HfRolloutOptions.
+        decode: Token ids → text without special tokens.
+
+    Raises:
+        InvalidInputError: an option is wrong.
+    """
+
+    def __init__(self, options: HfRolloutOptions, decode: Decode) -> None:
+        options.check()
+        self._options = options
+        self._decode = decode
+        self._loop: Loop | None = None
+        self._model: LoadedModel | None = None
+        self._facts: ModelFacts | None = None
+
+    # --- the model ---------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Load the model and begin stepping; blocks. InvalidInputError if this engine can't load or run the model."""
+        options = self._options
+        module = load_module(
+            ModelSource(
+                options.model_path,
+                dtype=options.dtype,
+                device=options.device,
+                trust_remote_code=options.trust_remote_code,
+                override_config=options.override_config,
+            )
+        )
+        probe = Probe.of(module)
+        model = adopt(module)
+        probe.verify(model)
+        state = module.state_dict()
+        tied = find_tied(state)
+        held = {tensor.dtype for tensor in state.values()}
+        self._model = model
+        self._facts = ModelFacts(
+            shapes=shapes_of(state),
+            tied=tied,
+            casts=[("float32", options.dtype)] if options.dtype != "float32" and len(held) == 1 else [],
+            vocab_size=model.vocab_size,
+            context_len=min(options.max_model_len or model.context_len, model.context_len),
+            eos_token_ids=model.eos_token_ids,
+        )
+        version = None if options.start_stale else build_manifest(options.lineage, 0, state, tied).version
+        self._loop = self._make_loop(model, self._facts.context_len, version)
+        self._loop.start()
+
+    def _make_loop(self, model: LoadedModel, max_model_len: int, version: PolicyVersion | None) -> Loop:
+        options = self._options
+        return Loop(
+            Runner(model, slot_count=options.slot_count, max_model_len=max_model_len),
+            Scheduler(
+                slot_count=options.slot_count, max_waiting=options.max_waiting, deterministic=options.deterministic
+            ),
+            PrefixStore(options.prefix_token_budget),
+            self._decode,
+            prefill_token_budget=options.prefill_token_budget,
+            version=version,
+            threads=options.threads,
+        )
+
+    async def start(self) -> None:
+        """See the Protocol."""
+        if self._loop is None:
+            await asyncio.to_thread(self.load)
+        served = self.version
+        await self.call(lambda: self._set_version(WARM_UP_VERSION))
+        try:
+            seconds = await warm_up(self)
+        finally:
+            await self.call(lambda: self._forget_warm_up(served))
+        _LOG.info("the embedded engine is warm: the first tokens took %.2f s", seconds)
+
+    def _forget_warm_up(self, served: PolicyVersion | None) -> None:
+        loop = self.loop
+        self._set_version(served)
+        loop.prefixes.clear()
+        loop.generated_token_count = 0
+
+    def _set_version(self, version: PolicyVersion | None) -> None:
+        self.loop.version = version
+
+    @property
+    def loop(self) -> Loop:
+        """The stepping thread."""
+        if self._loop is None:
+            raise UnavailableError("the embedded engine has not loaded its model yet")
+        return self._loop
+
+    @property
+    def model(self) -> LoadedModel:
+        """What is loaded."""
+        if self._model is None:
+            raise UnavailableError("the embedded engine has not loaded its model yet")
+        return self._model
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See the Protocol."""
+        return CAPABILITIES
+
+    @property
+    def facts(self) -> ModelFacts:
+        """See the Protocol."""
+        if self._facts is None:
+            raise UnavailableError("the embedded engine has not loaded its model yet")
+        return self._facts
+
+    @property
+    def version(self) -> PolicyVersion | None:
+        """See the Protocol."""
+        return self.loop.version
+
+    @property
+    def failed(self) -> Future[BaseException]:
+        """See the Protocol."""
+        return self.loop.failed
+
+    # --- samples -----------------------------------------------------------------------------------------------------
+
+    async def submit(self, requests: Sequence[GenerateRequest], deliver: Deliver, interval_tokens: int) -> None:
+        """See the Protocol."""
+        samples = [self._sample(request, deliver, interval_tokens) for request in requests]
+        await self.call(lambda: self.loop.submit(samples))
+
+    def _sample(self, request: GenerateRequest, deliver: Deliver, interval: int) -> Sample:
+        params, facts = request.params, self.facts
+        eos = frozenset() if params.ignore_eos else facts.eos_token_ids
+        stops = None
+        if params.stop:
+            include = params.include_stop_str_in_output
+            stops = StopStrings(params.stop, self._decode, include=include, min_tokens=params.min_tokens)
+        return Sample(
+            request,
+            stop_ids=eos.union(params.stop_token_ids),
+            stops=stops,
+            max_model_len=facts.context_len,
+            deliver=deliver,
+            interval=interval,
+        )
+
+    async def abort(self, keys: set[str] | None) -> int:
+        """See the Protocol."""
+        return await self.call(lambda: self.loop.abort(keys))
+
+    async def pause(self, mode: str) -> None:
+        """See the Protocol."""
+
+        def stop() -> None:
+            self.loop.paused = True
+            if mode == "abort":
+                self.loop.abort(None)
+
+        await self.call(stop)
+
+    async def resume(self) -> None:
+        """See the Protocol."""
+        await self.call(lambda: setattr(self.loop, "paused", False))
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    async def swap_weights(self, tensors: Mapping[str, Tensor], version: PolicyVersion) -> None:
+        """See the Protocol. Happens between two steps: samples in flight go on under the new weights, with a cache
+        computed anew."""
+        await self.call(lambda: self.loop.swap_weights(tensors, version))
+
+    async def mark_stale(self) -> None:
+        """See the Protocol."""
+        await self.call(lambda: self._set_version(None))
+
+    async def held_state(self) -> Mapping[str, Tensor]:
+        """See the Protocol. The live tensors: read them while no weights are swapped."""
+        state: Mapping[str, Tensor] = self.model.module.state_dict()
+        return state
+
+    async def sleep(self, level: int) -> None:
+        """See the Protocol. InvalidInputError on a level that isn't in the capabilities."""
+        raise InvalidInputError(f"the embedded engine can't sleep at level {level}", field="level")
+
+    async def wake(self) -> None:
+        """See the Protocol. Nothing to do for an engine that never sleeps."""
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def counts(self) -> EngineCounts:
+        """See the Protocol."""
+        loop, options = self.loop, self._options
+        running = list(loop.scheduler.running)
+        return EngineCounts(
+            running=len(running),
+            waiting=len(loop.scheduler.waiting),
+            generated_token_count=loop.generated_token_count,
+            cached_token_count=loop.prefixes.token_count,
+            kv_used_tokens=sum(sample.cached for sample in running),
+            kv_total_tokens=options.slot_count * self.facts.context_len,
+        )
+
+    async def close(self) -> None:
+        """See the Protocol."""
+        if self._loop is not None:
+            await asyncio.to_thread(self._loop.close)
+
+    async def call(self, function: Callable[[], _Result]) -> _Result:
+        """Run on the engine's thread between two steps. UnavailableError once the engine is closed."""
+        loop = self.loop
+        future: Future[_Result] = loop.call(function)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if future.cancelled() and loop.closing:
+                raise UnavailableError("this rollout server is closed") from None
+            raise
+
+
+def make(config: Config, decode: Decode, *, start_stale: bool) -> HfEngine:
+    """The engine of a run's configuration, loaded."""
+    from argosy.modeling.determinism import use_repeatable_kernels
+
+    if config.argosy.deterministic:
+        use_repeatable_kernels()
+    engine = HfEngine(replace(options_of(config), start_stale=start_stale), decode)
+    engine.load()
+    return engine
+
+
+def options_of(config: Config) -> HfRolloutOptions:
+    """The engine's settings in a run's configuration."""
+    service = config.argosy.rollout
+    needed = config.data.max_prompt_length + config.data.max_response_length
+    return HfRolloutOptions(
+        model_path=config.actor_rollout_ref.model.path,
+        dtype=service.dtype,
+        device=service.device,
+        threads=config.argosy.threads_of("rollout"),
+        slot_count=service.slot_count,
+        max_model_len=config.actor_rollout_ref.rollout.max_model_len or needed,
+        prefill_token_budget=service.prefill_token_budget,
+        stream_interval_tokens=service.stream_interval_tokens,
+        deterministic=config.argosy.deterministic,
+        override_config=config.actor_rollout_ref.model.override_config,
+        trust_remote_code=config.actor_rollout_ref.model.trust_remote_code,
+    )

@@ -1,0 +1,114 @@
+"""The weights of a rollout server: taken in by four phases, and passed on to newcomers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING
+
+from argosy.roles.weights import WeightSource
+from argosy.rollout.engines.base import Engine
+from argosy.rollout.engines.updates import WeightUpdates
+from argosy.types.errors import NotFoundError, StateError
+from argosy.types.ids import PolicyVersion
+from argosy.types.records import TransferOffer, WeightChunk, WeightsManifest
+from argosy.weightsync import Snapshot, build_manifest, shapes_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ServerWeights:
+    """The four phases over an engine, and the weights that it holds; implements `argosy.roles.weights.WeightSource`.
+
+    Args:
+        engine: Started: its facts are known.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        facts = engine.facts
+        self._tied = facts.tied
+        self._updates = WeightUpdates(facts.shapes, facts.tied, facts.casts)
+        self._manifest: WeightsManifest | None = None
+        """Of the last update; None while the engine serves what it loaded by itself."""
+        self._snapshot: Snapshot | None = None
+        self._swap: asyncio.Task[PolicyVersion] | None = None
+        """The last swap of weights, done or running."""
+        self._still = asyncio.Lock()
+        """Held while weights are swapped or copied, which must not meet."""
+
+    def init_transport(self, transport: str) -> None:
+        """Take the next updates' bytes by it. InvalidInputError on a transport that this server lacks."""
+        self._updates.init_transport(transport)
+
+    def start(self, sync_id: str, manifest: WeightsManifest) -> None:
+        """Check the manifest and make room. StateError while another update is swapped in: its bytes are needed."""
+        if self._updates.finished(sync_id) != manifest.version:
+            if self._swap is not None and not self._swap.done():
+                raise StateError("weights are being swapped in; start an update when finish_weight_update has answered")
+            self._updates.start(sync_id, manifest)
+
+    async def receive(
+        self, sync_id: str, source: WeightSource, deadline_s: float, offer: TransferOffer | None = None
+    ) -> None:
+        """Fill the staging area by the offered transfer; without one, as a stream from `source`."""
+        if self._updates.finished(sync_id) is None:
+            await self._updates.receive(sync_id, source, deadline_s, offer)
+
+    async def finish(self, sync_id: str) -> PolicyVersion:
+        """Swap the staged weights in; the version served from now on."""
+        done = self._updates.finished(sync_id)
+        if done is not None:
+            return done
+        tensors, manifest = self._updates.staged(sync_id)
+        if self._swap is None or self._swap.done():
+            self._swap = asyncio.create_task(self._swap_in(sync_id, tensors, manifest))
+        # Shielded: the engine goes on with a swap that it has begun, even if this caller gives up.
+        return await asyncio.shield(self._swap)
+
+    async def _swap_in(self, sync_id: str, tensors: Mapping[str, Tensor], manifest: WeightsManifest) -> PolicyVersion:
+        async with self._still:
+            self._manifest, self._snapshot = None, None
+            await self._engine.swap_weights(tensors, manifest.version)
+            self._manifest = manifest
+            self._updates.done(sync_id, manifest.version)
+        return manifest.version
+
+    async def held_snapshot(self) -> Snapshot:
+        """A frozen copy of the weights in use, made on first demand after an update. NotFoundError without any."""
+        async with self._still:
+            version = self._engine.version
+            if version is None:
+                raise NotFoundError("this rollout server holds no weights that it could pass on")
+            if self._snapshot is None or self._snapshot.manifest.version != version:
+                state = await self._engine.held_state()
+                self._snapshot = await asyncio.to_thread(self._copy, version, state)
+            return self._snapshot
+
+    def _copy(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> Snapshot:
+        manifest = self._manifest or build_manifest(version.lineage, version.step, state, self._tied)
+        held = shapes_of(state)
+        changed = [spec for spec in manifest.tensors if spec.name in held and held[spec.name].dtype != spec.dtype]
+        if changed:
+            raise NotFoundError(
+                f"this rollout server holds {version.short} in {held[changed[0].name].dtype}, not as it was sent"
+            )
+        return Snapshot(manifest, state)
+
+    # --- WeightSource ------------------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """Always "": in this process."""
+        return ""
+
+    async def get_manifest(self) -> WeightsManifest:
+        """The version that is served."""
+        return await (await self.held_snapshot()).get_manifest()
+
+    async def stream_weights(self, version: PolicyVersion, names: tuple[str, ...] = ()) -> AsyncIterator[WeightChunk]:
+        """Its bytes."""
+        snapshot = await self.held_snapshot()
+        async for chunk in snapshot.stream_weights(version, names):
+            yield chunk
