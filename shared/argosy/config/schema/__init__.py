@@ -16,6 +16,7 @@ from argosy.config.schema.argosy import (
 )
 from argosy.config.schema.critic import CriticConfig, CriticModelConfig, CriticOptimConfig
 from argosy.config.schema.data import DataConfig
+from argosy.config.schema.engines import SglangConfig, SimulatedConfig
 from argosy.config.schema.model import ModelConfig
 from argosy.config.schema.optim import EngineConfig, OptimConfig
 from argosy.config.schema.reward import CustomRewardConfig
@@ -53,6 +54,8 @@ __all__ = [
     "RpcConfig",
     "ServiceProcessConfig",
     "ServicesConfig",
+    "SglangConfig",
+    "SimulatedConfig",
     "TelemetryConfig",
     "TrainerConfig",
     "TrainerServiceConfig",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from argosy.config.schema.engines import SglangConfig, SimulatedConfig
 from argosy.config.schema.services import ServicesConfig
 
 
@@ -37,6 +38,10 @@ class RolloutServiceConfig:
     """Address to listen on. Other than loopback needs argosy.allow_remote_hosts=true."""
     port: int = 0
     """Port to listen on; 0 lets the system choose a free one, which is then registered."""
+    simulated: SimulatedConfig = field(default_factory=SimulatedConfig)
+    """The simulated engine."""
+    sglang: SglangConfig = field(default_factory=SglangConfig)
+    """The SGLang server."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from argosy.config.validate.algorithms import (
     check_rollout_correction,
 )
 from argosy.config.validate.critic import check_critic
+from argosy.config.validate.engines import check_engine
 from argosy.config.validate.files import check_data_files, check_other_paths
 from argosy.config.validate.losses import check_losses
 from argosy.config.validate.parallel import (
@@ -52,6 +53,7 @@ CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_lora,
     check_8bit,
     check_argosy,
+    check_engine,
     check_devices,
     check_services,
     check_pools,

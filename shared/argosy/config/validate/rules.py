@@ -19,6 +19,8 @@ _TRAINED = (_ACTOR, "critic")
 _SHAPES = ("constant", "linear", "cosine", "wsd")
 _SERVICES = ("rollout", "trainer", "critic", "reference", "reward")
 _DTYPES = ("float32", "bfloat16")
+ENGINES = ("hf", "vllm", "sglang", "simulated")
+"""Rollout engines: `argosy.rollout.engines.ENGINES` makes them."""
 _KL_TYPES = (*KL, *(f"{name}+" for name in KL))
 
 
@@ -153,6 +155,14 @@ RANGES: dict[str, Range] = {
     "argosy.rollout.stream_interval_tokens": COUNT,
     "argosy.rollout.min_p": Range(0, 1, high_open=True),
     "argosy.rollout.min_response_length": NOT_NEGATIVE,
+    "argosy.rollout.simulated.decode_ms": NOT_NEGATIVE,
+    "argosy.rollout.simulated.decode_ms_per_sample": NOT_NEGATIVE,
+    "argosy.rollout.simulated.prefill_us_per_token": NOT_NEGATIVE,
+    "argosy.rollout.simulated.length_mean": COUNT,
+    "argosy.rollout.simulated.length_spread": NOT_NEGATIVE,
+    "argosy.rollout.simulated.failure_after": NOT_NEGATIVE,
+    "argosy.rollout.sglang.kv_tokens": NOT_NEGATIVE,
+    "argosy.rollout.sglang.filter_tokens": NOT_NEGATIVE,
     "trainer.n_gpus_per_node": COUNT,
     f"{_ACTOR}.fsdp_config.fsdp_size": OR_OFF,
     "critic.fsdp_config.fsdp_size": OR_OFF,
@@ -184,7 +194,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     **{f"{section}.fsdp_config.model_dtype": ("fp32", "float32") for section in _TRAINED},
     **{f"{section}.fsdp_config.dtype": _DTYPES for section in _TRAINED},
     "critic.loss_agg_mode": tuple(AGGREGATION),
-    f"{_ROLLOUT}.name": ("hf",),
+    f"{_ROLLOUT}.name": ENGINES,
+    "argosy.rollout.simulated.length": ("geometric", "fixed", "uniform", "lognormal"),
+    "argosy.rollout.simulated.failure": ("none", "kill", "freeze", "fail", "hang", "error"),
     "algorithm.adv_estimator": tuple(ADVANTAGES),
     "algorithm.kl_penalty": _KL_TYPES,
     "algorithm.kl_ctrl.type": ("fixed", "adaptive"),
@@ -202,10 +214,9 @@ LATER: dict[str, dict[str, str]] = {
         "rloo_vectorized": "is a faster spelling of rloo in verl; here rloo is as fast: set rloo",
         "grpo_vectorized": "is a faster spelling of grpo in verl; here grpo is as fast: set grpo",
     },
-    f"{_ROLLOUT}.name": dict.fromkeys(
-        ("vllm", "sglang", "trtllm"),
-        "is an engine that is not there yet: set actor_rollout_ref.rollout.name=hf, the embedded engine",
-    ),
+    f"{_ROLLOUT}.name": {
+        "trtllm": "is an engine that is not there: set actor_rollout_ref.rollout.name=hf, vllm or sglang"
+    },
     **{
         f"{section}.fsdp_config.model_dtype": dict.fromkeys(
             ("bf16", "bfloat16", "fp16", "float16"),

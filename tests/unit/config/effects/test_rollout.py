@@ -33,9 +33,9 @@ async def greedy(engine: HfRollout, config: Config) -> Ids:
 
 
 def test_name(job: Config) -> None:
-    changed = job.with_values({"actor_rollout_ref.rollout.name": "vllm"})
-    assert "rollout.name=vllm is an engine that is not there yet" in problems(changed)
-    with pytest.raises(ConfigError, match=r"rollout\.name=vllm"):
+    changed = job.with_values({"actor_rollout_ref.rollout.name": "trtllm"})
+    assert "rollout.name=trtllm is an engine that is not there" in problems(changed)
+    with pytest.raises(ConfigError, match=r"rollout\.name=trtllm"):
         build_core(changed)
 
 
