@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from argosy.config import Config
-from argosy.controller.stages.parity import BFLOAT16, FLOAT32, PROMPT_COUNT, bound_of, canary_requests, judge
+from argosy.controller.stages.parity import (
+    BFLOAT16,
+    FLOAT32,
+    PROMPT_COUNT,
+    SAMPLE_COUNT,
+    bound_of,
+    canary_requests,
+    judge,
+)
 from argosy.types.errors import CorruptDataError
 from argosy.types.ids import GroupId
 from argosy.types.records import Prompt
@@ -46,7 +54,9 @@ def test_the_canary_draws_from_the_full_distribution_at_the_training_temperature
         "argosy.rollout.min_p": 0.2,
     })  # fmt: skip
     requests = canary_requests(config, PROMPTS)
-    assert [request.prompt_ids for request in requests] == [prompt.token_ids for prompt in PROMPTS[:PROMPT_COUNT]]
+    wanted = [prompt.token_ids for prompt in PROMPTS[:PROMPT_COUNT] for _ in range(SAMPLE_COUNT)]
+    assert [request.prompt_ids for request in requests] == wanted
+    assert len({request.key for request in requests}) == len(requests)
     for request in requests:
         params = request.params
         assert (params.top_p, params.top_k, params.min_p, params.repetition_penalty) == (1.0, -1, 0.0, 1.0)
@@ -56,4 +66,4 @@ def test_the_canary_draws_from_the_full_distribution_at_the_training_temperature
 
 def test_the_canary_stays_within_the_context() -> None:
     config = Config().with_values({"actor_rollout_ref.rollout.max_model_len": 21})
-    assert [request.params.max_tokens for request in canary_requests(config, PROMPTS)] == [1]
+    assert [request.params.max_tokens for request in canary_requests(config, PROMPTS)] == [1] * SAMPLE_COUNT
