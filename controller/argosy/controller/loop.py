@@ -141,6 +141,8 @@ class Controller:
         for step in range(self.state.step + 1, self._total_steps + 1):
             await self._gate.wait(step)
             produced = await self._producer.produce(step)
+            if isinstance(produced, Produced):
+                await self._rollout.sleep(step)
             await self._queue.put(produced)
             if isinstance(produced, NoMoreSteps):
                 return
@@ -264,6 +266,7 @@ class Controller:
     async def _sync(self) -> None:
         self._stage(self.state.step, "update_weights")
         with span("stage.sync", step=self.state.step):
+            await self._rollout.wake(self.state.step)
             self.state.version = await publish_and_sync(self.ctx, self._rollout, self.state.step)
         self._control.view.step, self._control.view.version = self.state.step, self.state.version
 

@@ -80,6 +80,18 @@ class RolloutServicer(rollout_service_pb2_grpc.RolloutServiceServicer):
         """See the proto."""
         return await self._plain("Drain", request, context, self._core.drain, pb.DrainResponse)
 
+    async def Sleep(self, request: pb.SleepRequest, context: Context) -> pb.SleepResponse:
+        """See the proto."""
+
+        async def do(ctx: Mutation) -> None:
+            await self._core.sleep(request.level, ctx)
+
+        return await self._plain("Sleep", request, context, do, pb.SleepResponse)
+
+    async def Wake(self, request: pb.WakeRequest, context: Context) -> pb.WakeResponse:
+        """See the proto."""
+        return await self._plain("Wake", request, context, self._core.wake, pb.WakeResponse)
+
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """See the proto."""
         self._gate.admit(request.context)

@@ -49,6 +49,11 @@ class ServerWeights:
                 raise StateError("weights are being swapped in; start an update when finish_weight_update has answered")
             self._updates.start(sync_id, manifest)
 
+    def release(self) -> None:
+        """Free what is kept only to be used again: a copy for newcomers, and the room for the next update's bytes."""
+        self._snapshot = None
+        self._updates.release()
+
     async def receive(
         self, sync_id: str, source: WeightSource, deadline_s: float, offer: TransferOffer | None = None
     ) -> None:

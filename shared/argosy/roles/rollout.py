@@ -41,6 +41,18 @@ class Rollout(Protocol):
         """Take no new requests, finish the running ones."""
         ...
 
+    async def sleep(self, level: int, ctx: Mutation) -> None:
+        """Free memory until `wake`: 1 gives up caches and buffers, 2 the weights as well (stale when it wakes).
+
+        Nothing happens if it sleeps already. Raises StateError while samples are in flight, and InvalidInputError on a
+        level that the engine lacks.
+        """
+        ...
+
+    async def wake(self, ctx: Mutation) -> None:
+        """Take the memory again. Nothing happens if it is awake."""
+        ...
+
     async def status(self) -> RolloutStatus:
         """How it is doing."""
         ...

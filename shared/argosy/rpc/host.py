@@ -315,7 +315,7 @@ class _Process:
         return stop
 
 
-_STATES = {"stale": MemberState.STALE, "draining": MemberState.DRAINING}
+_STATES = {"stale": MemberState.STALE, "asleep": MemberState.STALE, "draining": MemberState.DRAINING}
 
 
 async def _first(*works: Awaitable[Any]) -> bool:

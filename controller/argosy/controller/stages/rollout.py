@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from argosy.controller.context import RunContext
 from argosy.controller.stages.capacity import Capacities
+from argosy.roles.rollout import Rollout
 from argosy.types.errors import DeadlineError, OverloadedError, UnavailableError
 from argosy.types.ids import GroupId, PolicyVersion, SampleId
 from argosy.types.records import Completion, FinishReason, Generated, GenerateRequest, RolloutStatus
@@ -35,12 +36,41 @@ class RolloutStage:
         self._capacities = Capacities(ctx.services.pools)
         self._even = ctx.config.argosy.deterministic
         """Shares must not depend on how fast servers are."""
+        self._asleep = False
 
     def members(self) -> list[str]:
         """Every rollout server that isn't gone for good, in order."""
         gone = self._ctx.services.lost
         self.usable -= gone
         return sorted(set(self._ctx.services.rollouts) - gone)
+
+    async def sleep(self, step: int) -> None:
+        """Let every server free the devices that the trainer needs too, if they are shared. Nothing may be in flight."""
+        if self._ctx.config.argosy.colocated and not self._asleep:
+            level = self._ctx.config.argosy.sleep_level
+            await self._each(lambda member, server: server.sleep(level, self._ctx.mutation("sleep", step, member)))
+            self._asleep = True
+
+    async def wake(self, step: int) -> None:
+        """Let the servers take their memory again, before new weights come."""
+        if self._asleep:
+            await self._each(lambda member, server: server.wake(self._ctx.mutation("wake", step, member)))
+            self._asleep = False
+
+    async def _each(self, call: Callable[[str, Rollout], Awaitable[None]]) -> None:
+        """Call every server that is usable; one that can't be reached no longer is."""
+
+        async def reach(member: str) -> None:
+            try:
+                await call(member, self._ctx.services.rollouts[member])
+            except (UnavailableError, DeadlineError) as error:
+                log.warning("%s: %s", member, error)
+                self.usable.discard(member)
+
+        async with asyncio.TaskGroup() as calls:
+            for member in self.members():
+                if member in self.usable:
+                    calls.create_task(reach(member))
 
     def metrics(self) -> dict[str, float]:
         """What each pool did for training since the last call."""

@@ -104,6 +104,11 @@ class WeightUpdates:
         self._drop()
         self._finished = (sync_id, version)
 
+    def release(self) -> None:
+        """Free the room that is kept for the next update's bytes, unless one is under way."""
+        if self._manifest is None:
+            self._spare = None
+
     def _started(self, sync_id: str) -> WeightsManifest:
         if self._manifest is None or sync_id != self._sync_id:
             raise NotFoundError(f"no weight update {sync_id!r} is under way here; call start_weight_update first")

@@ -80,7 +80,7 @@ def find_problems(config: Config, *, files: bool = True) -> list[str]:
         checks = FILE_CHECKS if files else ()
     for check in checks:
         problems += check(config)
-    problems += check_pool_configs(config, (check_fields, *CHECKS), problems)
+    problems += check_pool_configs(config, check_fields, CHECKS, problems)
     return problems
 
 

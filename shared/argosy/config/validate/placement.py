@@ -92,8 +92,11 @@ def _check_remote(config: Config, path: str) -> Iterator[str]:
         yield f"{path}.remote: got true with argosy.colocated=true: such a server doesn't share the trainer's devices"
 
 
-def check_pool_configs(config: Config, checks: Sequence[Check], known: Iterable[str]) -> Iterator[str]:
-    """What `checks` find in the configuration that each pool's servers see, beyond the problems `known` already."""
+def check_pool_configs(config: Config, fields: Check, checks: Sequence[Check], known: Iterable[str]) -> Iterator[str]:
+    """What is wrong in the configuration that each pool's servers see, beyond the problems `known` already.
+
+    `checks` may rely on single fields, which `fields` looks at.
+    """
     if not config.argosy.pools:
         return
     seen = set(known)
@@ -103,8 +106,8 @@ def check_pool_configs(config: Config, checks: Sequence[Check], known: Iterable[
         yield from (line for line in error.message.splitlines() if line not in seen)
         return
     for name, pool_config in derived.items():
-        for check in checks:
-            yield from (f"argosy.pools.{name}: {line}" for line in check(pool_config) if line not in seen)
+        found = list(fields(pool_config)) or [line for check in checks for line in check(pool_config)]
+        yield from (f"argosy.pools.{name}: {line}" for line in found if line not in seen)
 
 
 def check_interpreters(config: Config) -> Iterator[str]:

@@ -119,6 +119,20 @@ class RolloutClient:
             self._stub.Drain, lambda left_s: pb.DrainRequest(context=_context(ctx, left_s)), deadline_s=ctx.deadline_s
         )
 
+    async def sleep(self, level: int, ctx: Mutation) -> None:
+        """As the role says."""
+        await self._caller.unary(
+            self._stub.Sleep,
+            lambda left_s: pb.SleepRequest(context=_context(ctx, left_s), level=level),
+            deadline_s=ctx.deadline_s,
+        )
+
+    async def wake(self, ctx: Mutation) -> None:
+        """As the role says."""
+        await self._caller.unary(
+            self._stub.Wake, lambda left_s: pb.WakeRequest(context=_context(ctx, left_s)), deadline_s=ctx.deadline_s
+        )
+
     async def status(self) -> RolloutStatus:
         """As the role says."""
         response = await self._caller.unary(

@@ -71,6 +71,8 @@ class Recorded:
     critic_batches: list[TrajectoryBatch] = field(default_factory=list)
     background_saves: list[bool] = field(default_factory=list)
     transports: list[str] = field(default_factory=list)
+    turns: list[str] = field(default_factory=list)
+    """Updates and naps in their order, where rollout sleeps at all."""
     failing: int = 0
     """Samples of each call whose scoring fails."""
     outcome: Callable[[SampleId], Outcome] = lambda sample: Scored(float(sample.k))
@@ -111,6 +113,12 @@ class _Rollout:
 
     async def status(self) -> RolloutStatus:
         return RolloutStatus(self._manifest.version, "ready", 0, 0, 8, 0, 0, 64)
+
+    async def sleep(self, level: int, ctx: Mutation) -> None:
+        self._recorded.turns.append(f"sleep {level}")
+
+    async def wake(self, ctx: Mutation) -> None:
+        self._recorded.turns.append("wake")
 
     async def init_weight_transfer(self, transport: str, ctx: Mutation) -> None:
         pass
@@ -207,6 +215,8 @@ class _Policy(_Training, _LogProbs):
         self._recorded.updates.append(config)
         self._recorded.batches.append(batch)
         self._recorded.mutations.append(ctx)
+        if self._recorded.turns:
+            self._recorded.turns.append("update")
         self._step += 1
         return StepResult(self._step, {"actor/grad_norm": 1.0})
 

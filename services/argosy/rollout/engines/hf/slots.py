@@ -50,6 +50,11 @@ class SlotCache:
             self.data = torch.zeros(shape, dtype=old.dtype, device=old.device)
             self.data[:, :, :, : old.shape[3]] = old
 
+    def release(self) -> None:
+        """Free the memory. Only while no row is in use; it grows again as it is needed."""
+        with torch.inference_mode(False):
+            self.data = self.data.new_zeros((*self.data.shape[:3], 1, *self.data.shape[4:]))
+
     def move(self, source: int, target: int, token_count: int) -> None:
         """Copy a row's first tokens onto another row."""
         self.data[:, :, target, :token_count] = self.data[:, :, source, :token_count]

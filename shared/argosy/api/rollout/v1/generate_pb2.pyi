@@ -33,7 +33,7 @@ class _FinishReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
     """An end id, a stop id or a stop string."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
-    """max_tokens, or the server's context limit."""
+    """max_tokens, or the server's context limit. With no tokens and an `error`: the prompt alone leaves no room in the context."""
     FINISH_REASON_ABORTED: _FinishReason.ValueType  # 3
     """Ended on purpose; the partial tokens count."""
     FINISH_REASON_FAILED: _FinishReason.ValueType  # 4
@@ -47,7 +47,7 @@ FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
 """An end id, a stop id or a stop string."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
-"""max_tokens, or the server's context limit."""
+"""max_tokens, or the server's context limit. With no tokens and an `error`: the prompt alone leaves no room in the context."""
 FINISH_REASON_ABORTED: FinishReason.ValueType  # 3
 """Ended on purpose; the partial tokens count."""
 FINISH_REASON_FAILED: FinishReason.ValueType  # 4
@@ -170,8 +170,11 @@ class SampleRequest(google.protobuf.message.Message):
     PROMPT_IDS_FIELD_NUMBER: builtins.int
     PARAMS_FIELD_NUMBER: builtins.int
     GENERATED_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
     prompt_ids: builtins.bytes
     """Prompt token ids, int32 little-endian, exactly as the engine shall see them. Empty is not allowed."""
+    priority: builtins.int
+    """Of the samples that wait, those with more go first; equal ones in the order in which they came. Zero and unset: as training samples."""
     @property
     def key(self) -> global___SampleKey:
         """Which sample."""
@@ -191,9 +194,10 @@ class SampleRequest(google.protobuf.message.Message):
         prompt_ids: builtins.bytes = ...,
         params: global___SamplingParams | None = ...,
         generated: global___GeneratedTokens | None = ...,
+        priority: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["generated", b"generated", "key", b"key", "params", b"params"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["generated", b"generated", "key", b"key", "params", b"params", "prompt_ids", b"prompt_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generated", b"generated", "key", b"key", "params", b"params", "priority", b"priority", "prompt_ids", b"prompt_ids"]) -> None: ...
 
 global___SampleRequest = SampleRequest
 
@@ -401,7 +405,7 @@ class FinishedSample(google.protobuf.message.Message):
     text: builtins.str
     """The tokens decoded, cut at a stop string unless include_stop_str_in_output. Empty: no text, or the server doesn't decode."""
     error: builtins.str
-    """With FINISH_REASON_FAILED: what went wrong. Empty otherwise."""
+    """With FINISH_REASON_FAILED: what went wrong. With FINISH_REASON_LENGTH and no tokens: how long the prompt is and might be. Empty otherwise."""
     cached_prompt_token_count: builtins.int
     """Prompt tokens whose keys and values were reused from another sample. 0: none."""
     @property

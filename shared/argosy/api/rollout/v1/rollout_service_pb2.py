@@ -28,17 +28,19 @@ from argosy.api.common.v1 import weights_pb2 as argosy_dot_api_dot_common_dot_v1
 from argosy.api.rollout.v1 import generate_pb2 as argosy_dot_api_dot_rollout_dot_v1_dot_generate__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+argosy/api/rollout/v1/rollout_service.proto\x12\x15\x61rgosy.api.rollout.v1\x1a\"argosy/api/common/v1/context.proto\x1a\x1e\x61rgosy/api/common/v1/ids.proto\x1a\"argosy/api/common/v1/weights.proto\x1a$argosy/api/rollout/v1/generate.proto\"\x82\x01\n\x0c\x41\x62ortRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12.\n\x04keys\x18\x02 \x03(\x0b\x32 .argosy.api.rollout.v1.SampleKey\x12\x0b\n\x03\x61ll\x18\x03 \x01(\x08\"^\n\rAbortResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12\x15\n\raborted_count\x18\x02 \x01(\x03\"u\n\x0cPauseRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12.\n\x04mode\x18\x02 \x01(\x0e\x32 .argosy.api.rollout.v1.PauseMode\"G\n\rPauseResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\"F\n\rResumeRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\"H\n\x0eResumeResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\"E\n\x0c\x44rainRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\"G\n\rDrainResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\"I\n\x10GetStatusRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\"\x96\x02\n\x11GetStatusResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12\x32\n\x05state\x18\x02 \x01(\x0e\x32#.argosy.api.rollout.v1.RolloutState\x12\x15\n\rrunning_count\x18\x03 \x01(\x03\x12\x15\n\rwaiting_count\x18\x04 \x01(\x03\x12\x12\n\nslot_count\x18\x05 \x01(\x03\x12\x1d\n\x15generated_token_count\x18\x06 \x01(\x03\x12\x1a\n\x12\x63\x61\x63hed_token_count\x18\x07 \x01(\x03\x12\x18\n\x10max_model_length\x18\x08 \x01(\x03\"e\n\x19InitWeightTransferRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12\x11\n\ttransport\x18\x02 \x01(\t\"T\n\x1aInitWeightTransferResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\"\x9b\x01\n\x18StartWeightUpdateRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12\x0f\n\x07sync_id\x18\x02 \x01(\t\x12\x37\n\x08manifest\x18\x03 \x01(\x0b\x32%.argosy.api.common.v1.WeightsManifest\"S\n\x19StartWeightUpdateResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\"\xaa\x01\n\x14UpdateWeightsRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12\x0f\n\x07sync_id\x18\x02 \x01(\t\x12\x16\n\x0esource_address\x18\x03 \x01(\t\x12\x32\n\x05offer\x18\x04 \x01(\x0b\x32#.argosy.api.common.v1.TransferOffer\"l\n\x15UpdateWeightsResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12\x1b\n\x13received_size_bytes\x18\x02 \x01(\x03\"c\n\x19\x46inishWeightUpdateRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12\x0f\n\x07sync_id\x18\x02 \x01(\t\"\x8a\x01\n\x1a\x46inishWeightUpdateResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12\x34\n\x07version\x18\x02 \x01(\x0b\x32#.argosy.api.common.v1.PolicyVersion*R\n\tPauseMode\x12\x1a\n\x16PAUSE_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPAUSE_MODE_KEEP\x10\x01\x12\x14\n\x10PAUSE_MODE_ABORT\x10\x02*\x95\x01\n\x0cRolloutState\x12\x1d\n\x19ROLLOUT_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13ROLLOUT_STATE_READY\x10\x01\x12\x18\n\x14ROLLOUT_STATE_PAUSED\x10\x02\x12\x17\n\x13ROLLOUT_STATE_STALE\x10\x03\x12\x1a\n\x16ROLLOUT_STATE_DRAINING\x10\x04\x32\xfe\x07\n\x0eRolloutService\x12_\n\x08Generate\x12&.argosy.api.rollout.v1.GenerateRequest\x1a\'.argosy.api.rollout.v1.GenerateResponse(\x01\x30\x01\x12R\n\x05\x41\x62ort\x12#.argosy.api.rollout.v1.AbortRequest\x1a$.argosy.api.rollout.v1.AbortResponse\x12R\n\x05Pause\x12#.argosy.api.rollout.v1.PauseRequest\x1a$.argosy.api.rollout.v1.PauseResponse\x12U\n\x06Resume\x12$.argosy.api.rollout.v1.ResumeRequest\x1a%.argosy.api.rollout.v1.ResumeResponse\x12R\n\x05\x44rain\x12#.argosy.api.rollout.v1.DrainRequest\x1a$.argosy.api.rollout.v1.DrainResponse\x12^\n\tGetStatus\x12\'.argosy.api.rollout.v1.GetStatusRequest\x1a(.argosy.api.rollout.v1.GetStatusResponse\x12y\n\x12InitWeightTransfer\x12\x30.argosy.api.rollout.v1.InitWeightTransferRequest\x1a\x31.argosy.api.rollout.v1.InitWeightTransferResponse\x12v\n\x11StartWeightUpdate\x12/.argosy.api.rollout.v1.StartWeightUpdateRequest\x1a\x30.argosy.api.rollout.v1.StartWeightUpdateResponse\x12j\n\rUpdateWeights\x12+.argosy.api.rollout.v1.UpdateWeightsRequest\x1a,.argosy.api.rollout.v1.UpdateWeightsResponse\x12y\n\x12\x46inishWeightUpdate\x12\x30.argosy.api.rollout.v1.FinishWeightUpdateRequest\x1a\x31.argosy.api.rollout.v1.FinishWeightUpdateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+argosy/api/rollout/v1/rollout_service.proto\x12\x15\x61rgosy.api.rollout.v1\x1a\"argosy/api/common/v1/context.proto\x1a\x1e\x61rgosy/api/common/v1/ids.proto\x1a\"argosy/api/common/v1/weights.proto\x1a$argosy/api/rollout/v1/generate.proto\"\x82\x01\n\x0c\x41\x62ortRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12.\n\x04keys\x18\x02 \x03(\x0b\x32 .argosy.api.rollout.v1.SampleKey\x12\x0b\n\x03\x61ll\x18\x03 \x01(\x08\"^\n\rAbortResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12\x15\n\raborted_count\x18\x02 \x01(\x03\"u\n\x0cPauseRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12.\n\x04mode\x18\x02 \x01(\x0e\x32 .argosy.api.rollout.v1.PauseMode\"G\n\rPauseResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\"F\n\rResumeRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\"H\n\x0eResumeResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\"E\n\x0c\x44rainRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\"G\n\rDrainResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\"T\n\x0cSleepRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12\r\n\x05level\x18\x02 \x01(\x05\"G\n\rSleepResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\"D\n\x0bWakeRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\"F\n\x0cWakeResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\"I\n\x10GetStatusRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\"\xff\x04\n\x11GetStatusResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12\x32\n\x05state\x18\x02 \x01(\x0e\x32#.argosy.api.rollout.v1.RolloutState\x12\x15\n\rrunning_count\x18\x03 \x01(\x03\x12\x15\n\rwaiting_count\x18\x04 \x01(\x03\x12\x12\n\nslot_count\x18\x05 \x01(\x03\x12\x1d\n\x15generated_token_count\x18\x06 \x01(\x03\x12\x1a\n\x12\x63\x61\x63hed_token_count\x18\x07 \x01(\x03\x12\x18\n\x10max_model_length\x18\x08 \x01(\x03\x12\x0e\n\x06\x65ngine\x18\t \x01(\t\x12P\n\x0c\x63\x61pabilities\x18\n \x03(\x0b\x32:.argosy.api.rollout.v1.GetStatusResponse.CapabilitiesEntry\x12\x1b\n\x13kv_used_token_count\x18\x0b \x01(\x03\x12\x1c\n\x14kv_total_token_count\x18\x0c \x01(\x03\x12\x19\n\x11tokens_per_second\x18\r \x01(\x01\x12\x1a\n\x12prompt_token_count\x18\x0e \x01(\x03\x12!\n\x19prompt_cached_token_count\x18\x0f \x01(\x03\x12\x1d\n\x15overlong_prompt_count\x18\x10 \x01(\x03\x12\x1c\n\x14refused_sample_count\x18\x11 \x01(\x03\x1a\x33\n\x11\x43\x61pabilitiesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"e\n\x19InitWeightTransferRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12\x11\n\ttransport\x18\x02 \x01(\t\"T\n\x1aInitWeightTransferResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\"\x9b\x01\n\x18StartWeightUpdateRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12\x0f\n\x07sync_id\x18\x02 \x01(\t\x12\x37\n\x08manifest\x18\x03 \x01(\x0b\x32%.argosy.api.common.v1.WeightsManifest\"S\n\x19StartWeightUpdateResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\"\xaa\x01\n\x14UpdateWeightsRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12\x0f\n\x07sync_id\x18\x02 \x01(\t\x12\x16\n\x0esource_address\x18\x03 \x01(\t\x12\x32\n\x05offer\x18\x04 \x01(\x0b\x32#.argosy.api.common.v1.TransferOffer\"l\n\x15UpdateWeightsResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12\x1b\n\x13received_size_bytes\x18\x02 \x01(\x03\"c\n\x19\x46inishWeightUpdateRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12\x0f\n\x07sync_id\x18\x02 \x01(\t\"\x8a\x01\n\x1a\x46inishWeightUpdateResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12\x34\n\x07version\x18\x02 \x01(\x0b\x32#.argosy.api.common.v1.PolicyVersion*R\n\tPauseMode\x12\x1a\n\x16PAUSE_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPAUSE_MODE_KEEP\x10\x01\x12\x14\n\x10PAUSE_MODE_ABORT\x10\x02*\xc8\x01\n\x0cRolloutState\x12\x1d\n\x19ROLLOUT_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13ROLLOUT_STATE_READY\x10\x01\x12\x18\n\x14ROLLOUT_STATE_PAUSED\x10\x02\x12\x17\n\x13ROLLOUT_STATE_STALE\x10\x03\x12\x1a\n\x16ROLLOUT_STATE_DRAINING\x10\x04\x12\x17\n\x13ROLLOUT_STATE_STUCK\x10\x05\x12\x18\n\x14ROLLOUT_STATE_ASLEEP\x10\x06\x32\xa3\t\n\x0eRolloutService\x12_\n\x08Generate\x12&.argosy.api.rollout.v1.GenerateRequest\x1a\'.argosy.api.rollout.v1.GenerateResponse(\x01\x30\x01\x12R\n\x05\x41\x62ort\x12#.argosy.api.rollout.v1.AbortRequest\x1a$.argosy.api.rollout.v1.AbortResponse\x12R\n\x05Pause\x12#.argosy.api.rollout.v1.PauseRequest\x1a$.argosy.api.rollout.v1.PauseResponse\x12U\n\x06Resume\x12$.argosy.api.rollout.v1.ResumeRequest\x1a%.argosy.api.rollout.v1.ResumeResponse\x12R\n\x05\x44rain\x12#.argosy.api.rollout.v1.DrainRequest\x1a$.argosy.api.rollout.v1.DrainResponse\x12R\n\x05Sleep\x12#.argosy.api.rollout.v1.SleepRequest\x1a$.argosy.api.rollout.v1.SleepResponse\x12O\n\x04Wake\x12\".argosy.api.rollout.v1.WakeRequest\x1a#.argosy.api.rollout.v1.WakeResponse\x12^\n\tGetStatus\x12\'.argosy.api.rollout.v1.GetStatusRequest\x1a(.argosy.api.rollout.v1.GetStatusResponse\x12y\n\x12InitWeightTransfer\x12\x30.argosy.api.rollout.v1.InitWeightTransferRequest\x1a\x31.argosy.api.rollout.v1.InitWeightTransferResponse\x12v\n\x11StartWeightUpdate\x12/.argosy.api.rollout.v1.StartWeightUpdateRequest\x1a\x30.argosy.api.rollout.v1.StartWeightUpdateResponse\x12j\n\rUpdateWeights\x12+.argosy.api.rollout.v1.UpdateWeightsRequest\x1a,.argosy.api.rollout.v1.UpdateWeightsResponse\x12y\n\x12\x46inishWeightUpdate\x12\x30.argosy.api.rollout.v1.FinishWeightUpdateRequest\x1a\x31.argosy.api.rollout.v1.FinishWeightUpdateResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'argosy.api.rollout.v1.rollout_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PAUSEMODE']._serialized_start=2236
-  _globals['_PAUSEMODE']._serialized_end=2318
-  _globals['_ROLLOUTSTATE']._serialized_start=2321
-  _globals['_ROLLOUTSTATE']._serialized_end=2470
+  _globals['_GETSTATUSRESPONSE_CAPABILITIESENTRY']._loaded_options = None
+  _globals['_GETSTATUSRESPONSE_CAPABILITIESENTRY']._serialized_options = b'8\001'
+  _globals['_PAUSEMODE']._serialized_start=2898
+  _globals['_PAUSEMODE']._serialized_end=2980
+  _globals['_ROLLOUTSTATE']._serialized_start=2983
+  _globals['_ROLLOUTSTATE']._serialized_end=3183
   _globals['_ABORTREQUEST']._serialized_start=213
   _globals['_ABORTREQUEST']._serialized_end=343
   _globals['_ABORTRESPONSE']._serialized_start=345
@@ -55,26 +57,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAINREQUEST']._serialized_end=848
   _globals['_DRAINRESPONSE']._serialized_start=850
   _globals['_DRAINRESPONSE']._serialized_end=921
-  _globals['_GETSTATUSREQUEST']._serialized_start=923
-  _globals['_GETSTATUSREQUEST']._serialized_end=996
-  _globals['_GETSTATUSRESPONSE']._serialized_start=999
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1277
-  _globals['_INITWEIGHTTRANSFERREQUEST']._serialized_start=1279
-  _globals['_INITWEIGHTTRANSFERREQUEST']._serialized_end=1380
-  _globals['_INITWEIGHTTRANSFERRESPONSE']._serialized_start=1382
-  _globals['_INITWEIGHTTRANSFERRESPONSE']._serialized_end=1466
-  _globals['_STARTWEIGHTUPDATEREQUEST']._serialized_start=1469
-  _globals['_STARTWEIGHTUPDATEREQUEST']._serialized_end=1624
-  _globals['_STARTWEIGHTUPDATERESPONSE']._serialized_start=1626
-  _globals['_STARTWEIGHTUPDATERESPONSE']._serialized_end=1709
-  _globals['_UPDATEWEIGHTSREQUEST']._serialized_start=1712
-  _globals['_UPDATEWEIGHTSREQUEST']._serialized_end=1882
-  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_start=1884
-  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_end=1992
-  _globals['_FINISHWEIGHTUPDATEREQUEST']._serialized_start=1994
-  _globals['_FINISHWEIGHTUPDATEREQUEST']._serialized_end=2093
-  _globals['_FINISHWEIGHTUPDATERESPONSE']._serialized_start=2096
-  _globals['_FINISHWEIGHTUPDATERESPONSE']._serialized_end=2234
-  _globals['_ROLLOUTSERVICE']._serialized_start=2473
-  _globals['_ROLLOUTSERVICE']._serialized_end=3495
+  _globals['_SLEEPREQUEST']._serialized_start=923
+  _globals['_SLEEPREQUEST']._serialized_end=1007
+  _globals['_SLEEPRESPONSE']._serialized_start=1009
+  _globals['_SLEEPRESPONSE']._serialized_end=1080
+  _globals['_WAKEREQUEST']._serialized_start=1082
+  _globals['_WAKEREQUEST']._serialized_end=1150
+  _globals['_WAKERESPONSE']._serialized_start=1152
+  _globals['_WAKERESPONSE']._serialized_end=1222
+  _globals['_GETSTATUSREQUEST']._serialized_start=1224
+  _globals['_GETSTATUSREQUEST']._serialized_end=1297
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1300
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1939
+  _globals['_GETSTATUSRESPONSE_CAPABILITIESENTRY']._serialized_start=1888
+  _globals['_GETSTATUSRESPONSE_CAPABILITIESENTRY']._serialized_end=1939
+  _globals['_INITWEIGHTTRANSFERREQUEST']._serialized_start=1941
+  _globals['_INITWEIGHTTRANSFERREQUEST']._serialized_end=2042
+  _globals['_INITWEIGHTTRANSFERRESPONSE']._serialized_start=2044
+  _globals['_INITWEIGHTTRANSFERRESPONSE']._serialized_end=2128
+  _globals['_STARTWEIGHTUPDATEREQUEST']._serialized_start=2131
+  _globals['_STARTWEIGHTUPDATEREQUEST']._serialized_end=2286
+  _globals['_STARTWEIGHTUPDATERESPONSE']._serialized_start=2288
+  _globals['_STARTWEIGHTUPDATERESPONSE']._serialized_end=2371
+  _globals['_UPDATEWEIGHTSREQUEST']._serialized_start=2374
+  _globals['_UPDATEWEIGHTSREQUEST']._serialized_end=2544
+  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_start=2546
+  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_end=2654
+  _globals['_FINISHWEIGHTUPDATEREQUEST']._serialized_start=2656
+  _globals['_FINISHWEIGHTUPDATEREQUEST']._serialized_end=2755
+  _globals['_FINISHWEIGHTUPDATERESPONSE']._serialized_start=2758
+  _globals['_FINISHWEIGHTUPDATERESPONSE']._serialized_end=2896
+  _globals['_ROLLOUTSERVICE']._serialized_start=3186
+  _globals['_ROLLOUTSERVICE']._serialized_end=4373
 # @@protoc_insertion_point(module_scope)

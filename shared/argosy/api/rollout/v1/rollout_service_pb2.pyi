@@ -63,6 +63,10 @@ class _RolloutStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     """It needs weights before it may answer."""
     ROLLOUT_STATE_DRAINING: _RolloutState.ValueType  # 4
     """It finishes what runs and takes nothing new."""
+    ROLLOUT_STATE_STUCK: _RolloutState.ValueType  # 5
+    """Its engine has stood still for longer than it may; health answers NOT_SERVING until it moves again."""
+    ROLLOUT_STATE_ASLEEP: _RolloutState.ValueType  # 6
+    """It has given its memory up until Wake."""
 
 class RolloutState(_RolloutState, metaclass=_RolloutStateEnumTypeWrapper):
     """What a rollout server is doing."""
@@ -77,6 +81,10 @@ ROLLOUT_STATE_STALE: RolloutState.ValueType  # 3
 """It needs weights before it may answer."""
 ROLLOUT_STATE_DRAINING: RolloutState.ValueType  # 4
 """It finishes what runs and takes nothing new."""
+ROLLOUT_STATE_STUCK: RolloutState.ValueType  # 5
+"""Its engine has stood still for longer than it may; health answers NOT_SERVING until it moves again."""
+ROLLOUT_STATE_ASLEEP: RolloutState.ValueType  # 6
+"""It has given its memory up until Wake."""
 global___RolloutState = RolloutState
 
 @typing.final
@@ -266,6 +274,96 @@ class DrainResponse(google.protobuf.message.Message):
 global___DrainResponse = DrainResponse
 
 @typing.final
+class SleepRequest(google.protobuf.message.Message):
+    """Asks to sleep."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    LEVEL_FIELD_NUMBER: builtins.int
+    level: builtins.int
+    """What to give up. 1: caches and buffers; the weights are kept, off the device where the engine can move them. 2: the weights as
+    well: the server is stale when it wakes. Others, 0 among them, and levels that the engine lacks: INVALID_ARGUMENT.
+    """
+    @property
+    def context(self) -> argosy.api.common.v1.context_pb2.RequestContext:
+        """Who asks."""
+
+    def __init__(
+        self,
+        *,
+        context: argosy.api.common.v1.context_pb2.RequestContext | None = ...,
+        level: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context", "level", b"level"]) -> None: ...
+
+global___SleepRequest = SleepRequest
+
+@typing.final
+class SleepResponse(google.protobuf.message.Message):
+    """The memory is free."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    @property
+    def context(self) -> argosy.api.common.v1.context_pb2.ResponseContext:
+        """Who answers."""
+
+    def __init__(
+        self,
+        *,
+        context: argosy.api.common.v1.context_pb2.ResponseContext | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context"]) -> None: ...
+
+global___SleepResponse = SleepResponse
+
+@typing.final
+class WakeRequest(google.protobuf.message.Message):
+    """Asks to wake up."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    @property
+    def context(self) -> argosy.api.common.v1.context_pb2.RequestContext:
+        """Who asks."""
+
+    def __init__(
+        self,
+        *,
+        context: argosy.api.common.v1.context_pb2.RequestContext | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context"]) -> None: ...
+
+global___WakeRequest = WakeRequest
+
+@typing.final
+class WakeResponse(google.protobuf.message.Message):
+    """It can take weights and, unless it is stale, samples."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    @property
+    def context(self) -> argosy.api.common.v1.context_pb2.ResponseContext:
+        """Who answers."""
+
+    def __init__(
+        self,
+        *,
+        context: argosy.api.common.v1.context_pb2.ResponseContext | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context"]) -> None: ...
+
+global___WakeResponse = WakeResponse
+
+@typing.final
 class GetStatusRequest(google.protobuf.message.Message):
     """Asks for the status."""
 
@@ -292,6 +390,22 @@ class GetStatusResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class CapabilitiesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     CONTEXT_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     RUNNING_COUNT_FIELD_NUMBER: builtins.int
@@ -300,6 +414,15 @@ class GetStatusResponse(google.protobuf.message.Message):
     GENERATED_TOKEN_COUNT_FIELD_NUMBER: builtins.int
     CACHED_TOKEN_COUNT_FIELD_NUMBER: builtins.int
     MAX_MODEL_LENGTH_FIELD_NUMBER: builtins.int
+    ENGINE_FIELD_NUMBER: builtins.int
+    CAPABILITIES_FIELD_NUMBER: builtins.int
+    KV_USED_TOKEN_COUNT_FIELD_NUMBER: builtins.int
+    KV_TOTAL_TOKEN_COUNT_FIELD_NUMBER: builtins.int
+    TOKENS_PER_SECOND_FIELD_NUMBER: builtins.int
+    PROMPT_TOKEN_COUNT_FIELD_NUMBER: builtins.int
+    PROMPT_CACHED_TOKEN_COUNT_FIELD_NUMBER: builtins.int
+    OVERLONG_PROMPT_COUNT_FIELD_NUMBER: builtins.int
+    REFUSED_SAMPLE_COUNT_FIELD_NUMBER: builtins.int
     state: global___RolloutState.ValueType
     """What it is doing."""
     running_count: builtins.int
@@ -314,9 +437,29 @@ class GetStatusResponse(google.protobuf.message.Message):
     """Prompt tokens held for sharing; 0 right after a weight update."""
     max_model_length: builtins.int
     """Most tokens of prompt and output together. 0: not told."""
+    engine: builtins.str
+    """The engine: "hf", "vllm", … Empty: not told."""
+    kv_used_token_count: builtins.int
+    """Tokens whose keys and values are held for running samples. 0: none, or not told."""
+    kv_total_token_count: builtins.int
+    """Tokens of keys and values that there is room for. 0: not told."""
+    tokens_per_second: builtins.float
+    """Tokens generated per second over the last ten seconds. 0: none."""
+    prompt_token_count: builtins.int
+    """Prompt tokens of the samples admitted since the process began; the denominator of the prompt cache's hit rate."""
+    prompt_cached_token_count: builtins.int
+    """How many of those were not computed again, since their keys and values were held."""
+    overlong_prompt_count: builtins.int
+    """Samples ended at once since the process began, since their prompts leave no room in the context."""
+    refused_sample_count: builtins.int
+    """Samples refused for want of room since the process began."""
     @property
     def context(self) -> argosy.api.common.v1.context_pb2.ResponseContext:
         """Who answers, and with which version."""
+
+    @property
+    def capabilities(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """What the engine can do, by name: flags "true" or "false", lists with commas between. Empty: not told."""
 
     def __init__(
         self,
@@ -329,9 +472,18 @@ class GetStatusResponse(google.protobuf.message.Message):
         generated_token_count: builtins.int = ...,
         cached_token_count: builtins.int = ...,
         max_model_length: builtins.int = ...,
+        engine: builtins.str = ...,
+        capabilities: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        kv_used_token_count: builtins.int = ...,
+        kv_total_token_count: builtins.int = ...,
+        tokens_per_second: builtins.float = ...,
+        prompt_token_count: builtins.int = ...,
+        prompt_cached_token_count: builtins.int = ...,
+        overlong_prompt_count: builtins.int = ...,
+        refused_sample_count: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cached_token_count", b"cached_token_count", "context", b"context", "generated_token_count", b"generated_token_count", "max_model_length", b"max_model_length", "running_count", b"running_count", "slot_count", b"slot_count", "state", b"state", "waiting_count", b"waiting_count"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cached_token_count", b"cached_token_count", "capabilities", b"capabilities", "context", b"context", "engine", b"engine", "generated_token_count", b"generated_token_count", "kv_total_token_count", b"kv_total_token_count", "kv_used_token_count", b"kv_used_token_count", "max_model_length", b"max_model_length", "overlong_prompt_count", b"overlong_prompt_count", "prompt_cached_token_count", b"prompt_cached_token_count", "prompt_token_count", b"prompt_token_count", "refused_sample_count", b"refused_sample_count", "running_count", b"running_count", "slot_count", b"slot_count", "state", b"state", "tokens_per_second", b"tokens_per_second", "waiting_count", b"waiting_count"]) -> None: ...
 
 global___GetStatusResponse = GetStatusResponse
 

@@ -61,6 +61,16 @@ class RolloutServiceStub(object):
                 request_serializer=argosy_dot_api_dot_rollout_dot_v1_dot_rollout__service__pb2.DrainRequest.SerializeToString,
                 response_deserializer=argosy_dot_api_dot_rollout_dot_v1_dot_rollout__service__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/argosy.api.rollout.v1.RolloutService/Sleep',
+                request_serializer=argosy_dot_api_dot_rollout_dot_v1_dot_rollout__service__pb2.SleepRequest.SerializeToString,
+                response_deserializer=argosy_dot_api_dot_rollout_dot_v1_dot_rollout__service__pb2.SleepResponse.FromString,
+                _registered_method=True)
+        self.Wake = channel.unary_unary(
+                '/argosy.api.rollout.v1.RolloutService/Wake',
+                request_serializer=argosy_dot_api_dot_rollout_dot_v1_dot_rollout__service__pb2.WakeRequest.SerializeToString,
+                response_deserializer=argosy_dot_api_dot_rollout_dot_v1_dot_rollout__service__pb2.WakeResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/argosy.api.rollout.v1.RolloutService/GetStatus',
                 request_serializer=argosy_dot_api_dot_rollout_dot_v1_dot_rollout__service__pb2.GetStatusRequest.SerializeToString,
@@ -123,6 +133,20 @@ class RolloutServiceServicer(object):
 
     def Drain(self, request, context):
         """Takes no new samples and answers when the running ones are finished.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Sleep(self, request, context):
+        """Frees memory until Wake, for whoever shares the device. FAILED_PRECONDITION while samples are in flight.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Wake(self, request, context):
+        """Takes the memory again. Nothing happens if it is awake.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -191,6 +215,16 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=argosy_dot_api_dot_rollout_dot_v1_dot_rollout__service__pb2.DrainRequest.FromString,
                     response_serializer=argosy_dot_api_dot_rollout_dot_v1_dot_rollout__service__pb2.DrainResponse.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=argosy_dot_api_dot_rollout_dot_v1_dot_rollout__service__pb2.SleepRequest.FromString,
+                    response_serializer=argosy_dot_api_dot_rollout_dot_v1_dot_rollout__service__pb2.SleepResponse.SerializeToString,
+            ),
+            'Wake': grpc.unary_unary_rpc_method_handler(
+                    servicer.Wake,
+                    request_deserializer=argosy_dot_api_dot_rollout_dot_v1_dot_rollout__service__pb2.WakeRequest.FromString,
+                    response_serializer=argosy_dot_api_dot_rollout_dot_v1_dot_rollout__service__pb2.WakeResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -354,6 +388,60 @@ class RolloutService(object):
             '/argosy.api.rollout.v1.RolloutService/Drain',
             argosy_dot_api_dot_rollout_dot_v1_dot_rollout__service__pb2.DrainRequest.SerializeToString,
             argosy_dot_api_dot_rollout_dot_v1_dot_rollout__service__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/argosy.api.rollout.v1.RolloutService/Sleep',
+            argosy_dot_api_dot_rollout_dot_v1_dot_rollout__service__pb2.SleepRequest.SerializeToString,
+            argosy_dot_api_dot_rollout_dot_v1_dot_rollout__service__pb2.SleepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Wake(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/argosy.api.rollout.v1.RolloutService/Wake',
+            argosy_dot_api_dot_rollout_dot_v1_dot_rollout__service__pb2.WakeRequest.SerializeToString,
+            argosy_dot_api_dot_rollout_dot_v1_dot_rollout__service__pb2.WakeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,6 +54,18 @@ class RolloutServiceStub:
     ]
     """Takes no new samples and answers when the running ones are finished."""
 
+    Sleep: grpc.UnaryUnaryMultiCallable[
+        argosy.api.rollout.v1.rollout_service_pb2.SleepRequest,
+        argosy.api.rollout.v1.rollout_service_pb2.SleepResponse,
+    ]
+    """Frees memory until Wake, for whoever shares the device. FAILED_PRECONDITION while samples are in flight."""
+
+    Wake: grpc.UnaryUnaryMultiCallable[
+        argosy.api.rollout.v1.rollout_service_pb2.WakeRequest,
+        argosy.api.rollout.v1.rollout_service_pb2.WakeResponse,
+    ]
+    """Takes the memory again. Nothing happens if it is awake."""
+
     GetStatus: grpc.UnaryUnaryMultiCallable[
         argosy.api.rollout.v1.rollout_service_pb2.GetStatusRequest,
         argosy.api.rollout.v1.rollout_service_pb2.GetStatusResponse,
@@ -120,6 +132,18 @@ class RolloutServiceAsyncStub:
         argosy.api.rollout.v1.rollout_service_pb2.DrainResponse,
     ]
     """Takes no new samples and answers when the running ones are finished."""
+
+    Sleep: grpc.aio.UnaryUnaryMultiCallable[
+        argosy.api.rollout.v1.rollout_service_pb2.SleepRequest,
+        argosy.api.rollout.v1.rollout_service_pb2.SleepResponse,
+    ]
+    """Frees memory until Wake, for whoever shares the device. FAILED_PRECONDITION while samples are in flight."""
+
+    Wake: grpc.aio.UnaryUnaryMultiCallable[
+        argosy.api.rollout.v1.rollout_service_pb2.WakeRequest,
+        argosy.api.rollout.v1.rollout_service_pb2.WakeResponse,
+    ]
+    """Takes the memory again. Nothing happens if it is awake."""
 
     GetStatus: grpc.aio.UnaryUnaryMultiCallable[
         argosy.api.rollout.v1.rollout_service_pb2.GetStatusRequest,
@@ -197,6 +221,22 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[argosy.api.rollout.v1.rollout_service_pb2.DrainResponse, collections.abc.Awaitable[argosy.api.rollout.v1.rollout_service_pb2.DrainResponse]]:
         """Takes no new samples and answers when the running ones are finished."""
+
+    @abc.abstractmethod
+    def Sleep(
+        self,
+        request: argosy.api.rollout.v1.rollout_service_pb2.SleepRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[argosy.api.rollout.v1.rollout_service_pb2.SleepResponse, collections.abc.Awaitable[argosy.api.rollout.v1.rollout_service_pb2.SleepResponse]]:
+        """Frees memory until Wake, for whoever shares the device. FAILED_PRECONDITION while samples are in flight."""
+
+    @abc.abstractmethod
+    def Wake(
+        self,
+        request: argosy.api.rollout.v1.rollout_service_pb2.WakeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[argosy.api.rollout.v1.rollout_service_pb2.WakeResponse, collections.abc.Awaitable[argosy.api.rollout.v1.rollout_service_pb2.WakeResponse]]:
+        """Takes the memory again. Nothing happens if it is awake."""
 
     @abc.abstractmethod
     def GetStatus(
