@@ -42,8 +42,10 @@ def core_options_of(config: Config) -> RolloutOptions:
     service = config.argosy.rollout
     return RolloutOptions(
         slot_count=service.slot_count,
+        max_waiting=service.max_waiting,
         max_model_len=max_model_len_of(config),
         stream_interval_tokens=service.stream_interval_tokens,
+        stall_timeout_s=service.stall_timeout_s,
     )
 
 

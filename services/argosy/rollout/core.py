@@ -11,18 +11,24 @@ from dataclasses import dataclass
 from typing import cast
 
 from argosy.roles.weights import WeightSource
-from argosy.rollout.engines.base import Decode, Engine
+from argosy.rollout.engines.base import Decode, Engine, EngineCounts
 from argosy.rollout.engines.events import Event
 from argosy.rollout.engines.hf.options import HfRolloutOptions
 from argosy.rollout.mailbox import Mailbox
-from argosy.rollout.requests import check_request
+from argosy.rollout.pulse import Pulse, Rate
+from argosy.rollout.requests import check_request, overlong_completion
 from argosy.rollout.weights import ServerWeights
-from argosy.types.errors import DeadlineError, InvalidInputError, StateError
+from argosy.types.errors import DeadlineError, InvalidInputError, OverloadedError, StateError
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import Completion, GenerateRequest, Mutation, RolloutStatus, TransferOffer, WeightsManifest
 from argosy.weightsync import Snapshot
 
 __all__ = ["HfRollout", "HfRolloutOptions", "RolloutCore", "RolloutOptions"]
+
+MIN_RETRY_S, MAX_RETRY_S = 0.05, 30.0
+"""Bounds of the advice when to come again."""
+UNKNOWN_RETRY_S = 1.0
+"""The advice while nothing has ended yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,10 @@ class RolloutCore:
         """Samples that nobody waits for any more → the abort that ends them."""
         self._paused = False
         self._draining = False
+        self._asleep = False
+        self._ended_count = self._overlong_count = self._refused_count = 0
+        self._token_rate, self._ended_rate = Rate(), Rate()
+        self._pulse = Pulse(engine, options.stall_timeout_s)
 
     async def start(self) -> None:
         """Load the model if that is still to be done, and warm up. Raises what `Engine.start` does."""
@@ -107,6 +117,7 @@ class RolloutCore:
                 if isinstance(event, Completion):
                     waiting.discard(f"{event.purpose}:{event.sample_id}")
                     self._keys.discard(f"{event.purpose}:{event.sample_id}")
+                    self._ended_count += 1
                 yield event
         finally:
             mailbox.closed = True
@@ -116,23 +127,55 @@ class RolloutCore:
     async def _begin(self, requests: Sequence[GenerateRequest], mailbox: Mailbox, interval: int) -> set[str]:
         """Check the requests and hand them to the engine, all or none; returns their keys."""
         self._check_serving()
-        vocab_size = self._engine.facts.vocab_size
+        vocab_size, longest = self._engine.facts.vocab_size, self.max_model_len
         for request in requests:
-            check_request(request, vocab_size=vocab_size, max_model_len=self.max_model_len)
+            check_request(request, vocab_size=vocab_size, max_model_len=longest)
         keys = {request.key for request in requests}
+        overlong = {request.key: end for request in requests if (end := overlong_completion(request, longest))}
         async with mailbox.in_time(len(keys)):
             leaving = {self._leaving[key] for key in keys & self._leaving.keys()}
             if leaving:  # the abort of a caller that left must not meet the samples of one that asks again
                 await asyncio.wait(leaving)
             self._check_serving()
             self._check_keys(requests, keys)
+            self._check_room(len(keys) - len(overlong))
             self._keys |= keys
-            try:
-                await self._engine.submit(requests, mailbox.deliver, interval)
-            except BaseException:
-                self._leave(keys)  # a caller that was cancelled may have been taken in all the same
-                raise
+            await self._submit([r for r in requests if r.key not in overlong], keys, mailbox, interval)
+        self._overlong_count += len(overlong)
+        for completion in overlong.values():
+            mailbox.deliver(completion)
         return keys
+
+    async def _submit(
+        self, requests: Sequence[GenerateRequest], keys: set[str], mailbox: Mailbox, interval: int
+    ) -> None:
+        """Hand requests to the engine; if it takes none of them, `keys` are nobody's again."""
+        try:
+            if requests:
+                await self._engine.submit(requests, mailbox.deliver, interval)
+        except OverloadedError as full:
+            self._keys -= keys
+            raise self._overloaded(len(requests), full.message) from full
+        except BaseException:
+            self._leave(keys)  # a caller that was cancelled may have been taken in all the same
+            raise
+
+    def _check_room(self, count: int) -> None:
+        """Raise OverloadedError if so many more samples don't fit into the queue, whatever the engine would take."""
+        room = self._options.slot_count + self._options.max_waiting - len(self._keys)
+        if count > room:
+            raise self._overloaded(
+                count - room,
+                f"{count} samples don't fit: {len(self._keys)} are in flight, and {self._options.slot_count} may run "
+                f"and {self._options.max_waiting} wait",
+            )
+
+    def _overloaded(self, excess: int, message: str) -> OverloadedError:
+        """The refusal, with the time after which `excess` samples will have ended if they go on ending as they do."""
+        self._refused_count += excess
+        per_second = self._ended_rate.note(self._ended_count)
+        wait_s = excess / per_second if per_second > 0 else UNKNOWN_RETRY_S
+        return OverloadedError(message, retry_after_s=min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S))
 
     def _check_keys(self, requests: Sequence[GenerateRequest], keys: set[str]) -> None:
         if len(keys) < len(requests) or keys & self._keys:
@@ -160,6 +203,8 @@ class RolloutCore:
             raise StateError("this rollout server has no current weights: it needs an update first", state="stale")
         if self._draining:
             raise StateError("this rollout server is draining and takes no new samples", state="draining")
+        if self._asleep:
+            raise StateError("this rollout server is asleep: wake it first", state="asleep")
 
     # --- control -----------------------------------------------------------------------------------------------------
 
@@ -189,6 +234,31 @@ class RolloutCore:
                 raise DeadlineError(f"{len(self._keys)} samples still run after {ctx.deadline_s:g} s of draining")
             await asyncio.sleep(0.01)
 
+    async def sleep(self, level: int, ctx: Mutation) -> None:
+        """See the role."""
+        levels = self._engine.capabilities.sleep_levels
+        if level not in levels:
+            known = f"it can {', '.join(map(str, levels))}" if levels else "it can't sleep at all"
+            name = self._engine.capabilities.engine
+            raise InvalidInputError(f"the engine {name} can't sleep at level {level}: {known}", field="level")
+        if self._asleep:
+            return
+        if self._keys or await self._in_engine():
+            raise StateError(f"{len(self._keys)} samples are in flight: abort them or wait, then sleep", state="ready")
+        self._asleep = True  # from now on nothing new is taken in
+        try:
+            self.weights.release()
+            await self._engine.sleep(level)
+        except BaseException:
+            self._asleep = False
+            raise
+
+    async def wake(self, ctx: Mutation) -> None:
+        """See the role."""
+        if self._asleep:
+            await self._engine.wake()
+            self._asleep = False
+
     async def _in_engine(self) -> int:
         """Samples that the engine has, counted when its loop has had a turn: not in the middle of a step."""
         await self._engine.abort(set())
@@ -198,23 +268,39 @@ class RolloutCore:
     async def status(self) -> RolloutStatus:
         """See the role. Doesn't wait for the engine's step: the numbers are of this moment, give or take a step."""
         counts, version = self._engine.counts(), self._engine.version
-        state = "ready"
-        if self._draining:
-            state = "draining"
-        elif version is None:
-            state = "stale"
-        elif self._paused:
-            state = "paused"
+        self._ended_rate.note(self._ended_count)
+        capabilities = self._engine.capabilities
         return RolloutStatus(
             version=version,
-            state=state,
+            state=self._state(version, counts),
             running_count=counts.running,
             waiting_count=counts.waiting,
             slot_count=self._options.slot_count,
             generated_token_count=counts.generated_token_count,
             cached_token_count=counts.cached_token_count,
             max_model_len=self.max_model_len,
+            engine=capabilities.engine,
+            capabilities=capabilities.as_texts(),
+            kv_used_tokens=counts.kv_used_tokens,
+            kv_total_tokens=counts.kv_total_tokens,
+            tokens_per_second=self._token_rate.note(counts.generated_token_count),
+            prompt_token_count=counts.prompt_token_count,
+            prompt_cached_token_count=counts.prompt_cached_token_count,
+            overlong_prompt_count=self._overlong_count,
+            refused_sample_count=self._refused_count,
         )
+
+    def _state(self, version: PolicyVersion | None, counts: EngineCounts) -> str:
+        idle = self._paused or version is None or counts.running + counts.waiting == 0
+        if self._pulse.stuck_s(idle=idle):
+            return "stuck"
+        if self._draining:
+            return "draining"
+        if self._asleep:
+            return "asleep"
+        if version is None:
+            return "stale"
+        return "paused" if self._paused else "ready"
 
     async def wait_failed(self) -> BaseException:
         """Return when the engine can't work any more, with the reason."""
@@ -222,6 +308,7 @@ class RolloutCore:
 
     async def close(self) -> None:
         """End what runs as aborted and stop the engine."""
+        self._pulse.close()
         await self._engine.close()
 
     # --- weights -----------------------------------------------------------------------------------------------------
@@ -239,6 +326,8 @@ class RolloutCore:
 
     async def start_weight_update(self, sync_id: str, manifest: WeightsManifest, ctx: Mutation) -> None:
         """See the role. StateError while another update is being swapped in: its bytes are still needed."""
+        if self._asleep:
+            raise StateError("this rollout server is asleep: wake it before new weights come", state="asleep")
         self.weights.start(sync_id, manifest)
 
     async def update_weights(

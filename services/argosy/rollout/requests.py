@@ -1,29 +1,52 @@
-"""Refuses a malformed request before it reaches the batch, with the name of the field that is wrong."""
+"""Refuses a malformed request before it reaches an engine, with the name of the field that is wrong.
+
+A prompt that leaves no room in the context isn't malformed: the same data may fit another server, and one such row must
+not end a batch. Its sample ends at once, without tokens and flagged (`Completion.overlong_prompt`).
+"""
 
 from __future__ import annotations
 
 import math
 
 from argosy.types.errors import InvalidInputError
-from argosy.types.records import GenerateRequest, SamplingParams
+from argosy.types.records import Completion, FinishReason, GenerateRequest, SamplingParams
+
+MAX_PRIORITY = 1000
+"""Either way; engines have their own numbers, which these must fit into."""
 
 
 def check_request(request: GenerateRequest, *, vocab_size: int, max_model_len: int) -> None:
     """Raise InvalidInputError that names the sample and the field."""
     problem = (
-        _prompt_problem(request, vocab_size, max_model_len)
+        _prompt_problem(request, vocab_size)
         or _generated_problem(request, vocab_size, max_model_len)
         or params_problem(request.params, vocab_size)
+        or _priority_problem(request.priority)
     )
     if problem:
         raise InvalidInputError(f"request {request.key}: {problem}", sample_id=str(request.sample_id))
 
 
-def _prompt_problem(request: GenerateRequest, vocab_size: int, max_model_len: int) -> str:
+def overlong_completion(request: GenerateRequest, max_model_len: int) -> Completion | None:
+    """The flagged end of a sample whose prompt leaves no room for a token; None for one that fits."""
+    prompt_count = len(request.prompt_ids)
+    if prompt_count < max_model_len or request.generated.token_ids:
+        return None
+    return Completion(
+        request.sample_id,
+        (),
+        (),
+        (),
+        FinishReason.LENGTH,
+        error=f"the prompt has {prompt_count} tokens, and the server's context holds {max_model_len} with the answer: "
+        "shorten it (data.max_prompt_length drops such rows), or raise actor_rollout_ref.rollout.max_model_len",
+        purpose=request.purpose,
+    )
+
+
+def _prompt_problem(request: GenerateRequest, vocab_size: int) -> str:
     if not request.prompt_ids:
         return "prompt_ids is empty"
-    if len(request.prompt_ids) >= max_model_len:
-        return f"prompt_ids has {len(request.prompt_ids)} tokens, and the server's context holds {max_model_len}"
     return _ids_problem("prompt_ids", request.prompt_ids, vocab_size)
 
 
@@ -37,7 +60,7 @@ def _generated_problem(request: GenerateRequest, vocab_size: int, max_model_len:
     if count > request.params.max_tokens:
         return f"generated.token_ids has {count} tokens, more than max_tokens {request.params.max_tokens}"
     prompt_count = len(request.prompt_ids)
-    if prompt_count + count > max_model_len:
+    if count and prompt_count + count > max_model_len:
         return (
             f"prompt_ids and generated.token_ids have {prompt_count} + {count} tokens, and the server's context holds "
             f"{max_model_len}"
@@ -78,6 +101,12 @@ def params_problem(params: SamplingParams, vocab_size: int) -> str:
     if any(not isinstance(stop, str) or not stop for stop in params.stop):
         return f"params.stop must hold strings that are not empty, got {list(params.stop)!r}"
     return _ids_problem("params.stop_token_ids", params.stop_token_ids, vocab_size)
+
+
+def _priority_problem(priority: int) -> str:
+    if not _is_int(priority) or abs(priority) > MAX_PRIORITY:
+        return f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}, got {priority!r}"
+    return ""
 
 
 def _is_int(value: object) -> bool:

@@ -107,6 +107,9 @@ class GenerateRequest:
     purpose: str = "train"
     """"train", "val" or "warmup". Part of the noise key and of `key`, so that validation never moves training."""
     generated: Generated = Generated()
+    priority: int = 0
+    """Of the samples that wait, those with more go first; equal ones in the order in which they came. It decides only
+    when a sample is drawn, never what."""
 
     @property
     def key(self) -> str:
@@ -120,7 +123,7 @@ class FinishReason(enum.Enum):
     STOP = "stop"
     """EOS, a stop id or a stop string."""
     LENGTH = "length"
-    """max_tokens or the server's context limit."""
+    """max_tokens or the server's context limit. With no tokens at all: `Completion.overlong_prompt`."""
     ABORTED = "aborted"
     """Ended on purpose; the partial tokens are kept."""
     FAILED = "failed"
@@ -162,6 +165,12 @@ class Completion:
     """Prompt tokens whose keys and values were reused from another sample (prefix sharing)."""
     member_id: str = ""
     """The server that finished it; empty in-process."""
+
+    @property
+    def overlong_prompt(self) -> bool:
+        """The prompt alone leaves no room in the server's context: nothing was generated, `error` says the lengths, and
+        no other try would help. It is neither scored nor trained."""
+        return self.finish_reason is FinishReason.LENGTH and not self.token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +360,8 @@ class RolloutStatus:
 
     version: PolicyVersion | None
     state: str
-    """"ready", "paused", "stale", "draining"."""
+    """"ready", "paused", "stale", "asleep", "draining", or "stuck": the engine has stood still for longer than it
+    may."""
     running_count: int
     waiting_count: int
     slot_count: int
@@ -359,8 +369,25 @@ class RolloutStatus:
     cached_token_count: int
     """Prompt tokens held for prefix sharing; 0 right after a weight update."""
     max_model_len: int
+    engine: str = ""
+    """"hf", "vllm" …; empty: not told."""
     capabilities: Mapping[str, str] = field(default_factory=dict)
-    """What the engine says it can do, by name ("engine", "log_probs", …); empty: not told."""
+    """What the engine can do (`argosy.rollout.engines.base.Capabilities`): flags "true" or "false", lists with commas
+    between; empty: not told."""
+    kv_used_tokens: int = 0
+    """Tokens whose keys and values are held for running samples."""
+    kv_total_tokens: int = 0
+    """Tokens of keys and values that there is room for; 0: not told."""
+    tokens_per_second: float = 0.0
+    """Generated, over the last ten seconds."""
+    prompt_token_count: int = 0
+    """Prompt tokens of the samples admitted since the process began."""
+    prompt_cached_token_count: int = 0
+    """How many of those were not computed again, since their keys and values were held."""
+    overlong_prompt_count: int = 0
+    """Samples ended at once, since their prompts leave no room in the context."""
+    refused_sample_count: int = 0
+    """Samples refused for want of room."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,7 +193,6 @@ async def test_c3_ids_are_those_that_were_sampled(tiny: Path, open_rollout: Open
         ({"prompt_ids": ()}, "prompt_ids is empty"),
         ({"prompt_ids": (5, 259)}, "prompt_ids holds 259"),
         ({"prompt_ids": (-1,)}, "prompt_ids holds -1"),
-        ({"prompt_ids": (5,) * 256}, "context holds 256"),
         ({"generated": Generated((4,), (), ())}, "generated.log_probs"),
         ({"generated": Generated((4,), (-1.0,), ())}, "generated.versions"),
         ({"generated": Generated((999,), (-1.0,), (VersionRun(PolicyVersion("m", 0, ""), 1),))}, "holds 999"),

@@ -41,6 +41,8 @@ STATES = {
     "paused": service_pb.ROLLOUT_STATE_PAUSED,
     "stale": service_pb.ROLLOUT_STATE_STALE,
     "draining": service_pb.ROLLOUT_STATE_DRAINING,
+    "stuck": service_pb.ROLLOUT_STATE_STUCK,
+    "asleep": service_pb.ROLLOUT_STATE_ASLEEP,
 }
 PAUSE_MODES = {"keep": service_pb.PAUSE_MODE_KEEP, "abort": service_pb.PAUSE_MODE_ABORT}
 
@@ -120,9 +122,15 @@ def generated_from_pb(message: pb.GeneratedTokens) -> Generated:
 
 def sample_request_to_pb(request: GenerateRequest) -> pb.SampleRequest:
     """A sample to generate as a message."""
-    message = pb.SampleRequest(
-        key=key_to_pb(request), prompt_ids=int32s_to_bytes(request.prompt_ids), params=params_to_pb(request.params)
-    )
+    try:
+        message = pb.SampleRequest(
+            key=key_to_pb(request),
+            prompt_ids=int32s_to_bytes(request.prompt_ids),
+            params=params_to_pb(request.params),
+            priority=request.priority,
+        )
+    except (TypeError, ValueError) as unfit:
+        raise InvalidInputError(f"priority can't be {request.priority!r}: {unfit}", field="priority") from unfit
     if request.generated.token_ids:
         message.generated.CopyFrom(generated_to_pb(request.generated))
     return message
@@ -136,6 +144,7 @@ def sample_request_from_pb(message: pb.SampleRequest) -> GenerateRequest:
         params=params_from_pb(message.params),
         purpose=message.key.purpose or "train",
         generated=generated_from_pb(message.generated),
+        priority=message.priority,
     )
 
 
@@ -173,6 +182,15 @@ def rollout_status_to_pb(status: RolloutStatus) -> service_pb.GetStatusResponse:
         generated_token_count=status.generated_token_count,
         cached_token_count=status.cached_token_count,
         max_model_length=status.max_model_len,
+        engine=status.engine,
+        capabilities=status.capabilities,
+        kv_used_token_count=status.kv_used_tokens,
+        kv_total_token_count=status.kv_total_tokens,
+        tokens_per_second=status.tokens_per_second,
+        prompt_token_count=status.prompt_token_count,
+        prompt_cached_token_count=status.prompt_cached_token_count,
+        overlong_prompt_count=status.overlong_prompt_count,
+        refused_sample_count=status.refused_sample_count,
     )
 
 
@@ -190,4 +208,13 @@ def rollout_status_from_pb(message: service_pb.GetStatusResponse) -> RolloutStat
         generated_token_count=message.generated_token_count,
         cached_token_count=message.cached_token_count,
         max_model_len=message.max_model_length,
+        engine=message.engine,
+        capabilities=dict(message.capabilities),
+        kv_used_tokens=message.kv_used_token_count,
+        kv_total_tokens=message.kv_total_token_count,
+        tokens_per_second=message.tokens_per_second,
+        prompt_token_count=message.prompt_token_count,
+        prompt_cached_token_count=message.prompt_cached_token_count,
+        overlong_prompt_count=message.overlong_prompt_count,
+        refused_sample_count=message.refused_sample_count,
     )

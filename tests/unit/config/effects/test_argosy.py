@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import torch
 from argosy.config import Config
 from argosy.controller.stages.prompt import training_params
 from argosy.controller.stages.update import update_config
-from argosy.types.errors import InvalidInputError
+from argosy.types.errors import InvalidInputError, OverloadedError
 from argosy.types.ids import SampleId
 from argosy.types.records import GenerateRequest, SamplingParams, TokenRun
 from support.training import grouped_batch, mutation
@@ -76,6 +78,39 @@ async def test_slot_count(job: Config, cores: Cores) -> None:
     async for _ in core.generate_runs(requests, deadline_s=60, interval_tokens=1):
         most = max(most, (await core.status()).running_count)
     assert most == 2
+
+
+async def test_kv_tokens(job: Config, cores: Cores) -> None:
+    """Samples of 3 + 8 tokens: two of them fit into 30."""
+    core = cores("rollout", job.with_values({"argosy.rollout.kv_tokens": 30, "data.max_prompt_length": 16}))
+    assert (await core.status()).kv_total_tokens == 30
+    most = 0
+    requests = [GenerateRequest(SampleId(0, 0, k), (5, 6, 7), SamplingParams(8, ignore_eos=True)) for k in range(6)]
+    async for _ in core.generate_runs(requests, deadline_s=60, interval_tokens=1):
+        most = max(most, (await core.status()).running_count)
+    assert most == 2
+
+
+async def test_max_waiting(job: Config, cores: Cores) -> None:
+    changed = job.with_values({"argosy.rollout.slot_count": 2, "argosy.rollout.max_waiting": 3})
+    requests = [GenerateRequest(SampleId(0, 0, k), (5, 6, 7), SamplingParams(2)) for k in range(6)]
+    assert len([end async for end in cores("rollout", job).generate(requests, deadline_s=60)]) == 6
+    with pytest.raises(OverloadedError, match="6 samples don't fit"):
+        await anext(cores("rollout", changed).generate(requests, deadline_s=60))
+
+
+async def test_stall_timeout_s(job: Config, cores: Cores) -> None:
+    """The engine's thread is held up for longer than the shorter bound."""
+    states = {}
+    for bound in (0.05, 60.0):
+        core = cores("rollout", job.with_values({"argosy.rollout.stall_timeout_s": bound}))
+        may_go = threading.Event()
+        core.engine.loop.call(may_go.wait)
+        await core.status()
+        await asyncio.sleep(0.1)
+        states[bound] = (await core.status()).state
+        may_go.set()
+    assert states == {0.05: "stuck", 60.0: "ready"}
 
 
 async def test_prefill_token_budget(job: Config, cores: Cores, monkeypatch: Patch) -> None:

@@ -16,10 +16,12 @@ from argosy.rollout.engines.hf.engine import Engine as Loop
 from argosy.rollout.engines.hf.loading import LoadedModel, adopt, load_module
 from argosy.rollout.engines.hf.options import HfRolloutOptions
 from argosy.rollout.engines.hf.prefixes import PrefixStore
+from argosy.rollout.engines.hf.room import kv_room
 from argosy.rollout.engines.hf.runner import Runner
 from argosy.rollout.engines.hf.sample import Sample
 from argosy.rollout.engines.hf.scheduler import Scheduler
 from argosy.rollout.engines.hf.selfcheck import Probe
+from argosy.rollout.engines.hf.sleeping import LEVELS, Nap
 from argosy.rollout.engines.hf.stops import StopStrings
 from argosy.rollout.engines.warmup import WARM_UP_VERSION, warm_up
 from argosy.types.errors import InvalidInputError, UnavailableError
@@ -46,7 +48,7 @@ CAPABILITIES = Capabilities(
     partial_resume=True,
     updates_in_flight=True,
     transports=frozenset({"stream"}),
-    sleep_levels=(),
+    sleep_levels=LEVELS,
     adapter_sync=False,
     deterministic=True,
     version_spans=True,
@@ -71,6 +73,8 @@ class HfEngine:
         self._loop: Loop | None = None
         self._model: LoadedModel | None = None
         self._facts: ModelFacts | None = None
+        self._nap: Nap | None = None
+        self._kv_token_count = 0
 
     # --- the model ---------------------------------------------------------------------------------------------------
 
@@ -101,6 +105,7 @@ class HfEngine:
             context_len=min(options.max_model_len or model.context_len, model.context_len),
             eos_token_ids=model.eos_token_ids,
         )
+        self._kv_token_count = kv_room(model, options, self._facts.context_len)
         version = None if options.start_stale else build_manifest(options.lineage, 0, state, tied).version
         self._loop = self._make_loop(model, self._facts.context_len, version)
         self._loop.start()
@@ -110,7 +115,10 @@ class HfEngine:
         return Loop(
             Runner(model, slot_count=options.slot_count, max_model_len=max_model_len),
             Scheduler(
-                slot_count=options.slot_count, max_waiting=options.max_waiting, deterministic=options.deterministic
+                slot_count=options.slot_count,
+                max_waiting=options.max_waiting,
+                deterministic=options.deterministic,
+                kv_token_count=self._kv_token_count,
             ),
             PrefixStore(options.prefix_token_budget),
             self._decode,
@@ -135,7 +143,7 @@ class HfEngine:
         loop = self.loop
         self._set_version(served)
         loop.prefixes.clear()
-        loop.generated_token_count = 0
+        loop.generated_token_count = loop.prompt_token_count = loop.prompt_cached_token_count = 0
 
     def _set_version(self, version: PolicyVersion | None) -> None:
         self.loop.version = version
@@ -235,16 +243,21 @@ class HfEngine:
 
     async def sleep(self, level: int) -> None:
         """See the Protocol. InvalidInputError on a level that isn't in the capabilities."""
-        raise InvalidInputError(f"the embedded engine can't sleep at level {level}", field="level")
+        if level not in LEVELS:
+            raise InvalidInputError(f"the embedded engine can't sleep at level {level}", field="level")
+        self._nap = await self.call(lambda: Nap(self.loop, level))
 
     async def wake(self) -> None:
-        """See the Protocol. Nothing to do for an engine that never sleeps."""
+        """See the Protocol. Room for new weights is there again; after level 2 it is stale until they come."""
+        if self._nap is not None:
+            await self.call(self._nap.end)
+            self._nap = None
 
     # --- state -------------------------------------------------------------------------------------------------------
 
     def counts(self) -> EngineCounts:
         """See the Protocol."""
-        loop, options = self.loop, self._options
+        loop = self.loop
         running = list(loop.scheduler.running)
         return EngineCounts(
             running=len(running),
@@ -252,7 +265,9 @@ class HfEngine:
             generated_token_count=loop.generated_token_count,
             cached_token_count=loop.prefixes.token_count,
             kv_used_tokens=sum(sample.cached for sample in running),
-            kv_total_tokens=options.slot_count * self.facts.context_len,
+            kv_total_tokens=self._kv_token_count,
+            prompt_token_count=loop.prompt_token_count,
+            prompt_cached_token_count=loop.prompt_cached_token_count,
         )
 
     async def close(self) -> None:
@@ -293,9 +308,12 @@ def options_of(config: Config) -> HfRolloutOptions:
         device=service.device,
         threads=config.argosy.threads_of("rollout"),
         slot_count=service.slot_count,
+        kv_token_count=service.kv_tokens,
+        max_waiting=service.max_waiting,
         max_model_len=config.actor_rollout_ref.rollout.max_model_len or needed,
         prefill_token_budget=service.prefill_token_budget,
         stream_interval_tokens=service.stream_interval_tokens,
+        stall_timeout_s=service.stall_timeout_s,
         deterministic=config.argosy.deterministic,
         override_config=config.actor_rollout_ref.model.override_config,
         trust_remote_code=config.actor_rollout_ref.model.trust_remote_code,

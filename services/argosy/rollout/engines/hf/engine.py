@@ -52,6 +52,10 @@ class Engine:
         """The weights that are served; None while there are none to serve."""
         self.paused = False
         self.generated_token_count = 0
+        self.prompt_token_count = 0
+        """Tokens whose keys and values samples needed when they were admitted."""
+        self.prompt_cached_token_count = 0
+        """How many of those were there already."""
         self._decode = decode
         self._prefill_token_budget = prefill_token_budget
         self._threads = threads
@@ -201,8 +205,10 @@ class Engine:
             if not prefix:
                 continue
             self.runner.slots.fill(sample.slot, entries[prefix])
+            self.prompt_token_count += len(prefix)
             if owners.get(prefix) is not sample:
                 sample.cached_prompt_tokens = min(len(prefix), len(sample.request.prompt_ids))
+                self.prompt_cached_token_count += len(prefix)
         # Only now: keeping a new prompt may drop an old one that these samples still needed.
         for prefix, sample in owners.items():
             # Only whole prompts are worth keeping: nobody shares a sampled answer.

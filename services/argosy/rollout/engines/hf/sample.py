@@ -71,6 +71,11 @@ class Sample:
         return self.request.key
 
     @property
+    def most_tokens(self) -> int:
+        """Tokens of prompt and answer that it may come to have."""
+        return len(self.request.prompt_ids) + self.limit
+
+    @property
     def next_input(self) -> int:
         """The token that the next decode step feeds."""
         return self.token_ids[-1] if self.token_ids else self.request.prompt_ids[-1]

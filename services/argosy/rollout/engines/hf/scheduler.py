@@ -1,4 +1,5 @@
-"""Who runs and who waits. Bounded: running samples by slots, waiting ones by count, a prefill by tokens."""
+"""Who runs and who waits. Bounded: running samples by slots and by the keys and values that they may come to need,
+waiting ones by count, a prefill by tokens."""
 
 from __future__ import annotations
 
@@ -16,11 +17,16 @@ class Scheduler:
         slot_count: Most running samples.
         max_waiting: Most waiting samples; more is OverloadedError.
         deterministic: Admit in (purpose, sample id) order, and one batch of `add` after another, so that who shares a
-            batch depends on nothing but the requests.
+            batch depends on nothing but the requests. Priorities don't count then.
+        kv_token_count: Most tokens of prompt and answer that the running samples may come to hold together, so that
+            none has to be put out again for want of memory; 0: only slots count. One sample always fits.
     """
 
-    def __init__(self, *, slot_count: int, max_waiting: int, deterministic: bool) -> None:
+    def __init__(self, *, slot_count: int, max_waiting: int, deterministic: bool, kv_token_count: int = 0) -> None:
         self._slot_count = slot_count
+        self._kv_token_count = kv_token_count
+        self._promised = 0
+        """Tokens that the running samples may come to hold."""
         self._max_waiting = max_waiting
         self._deterministic = deterministic
         self._cohort = 0
@@ -52,8 +58,14 @@ class Scheduler:
         self.check_room(len(ordered))
         if self._deterministic:
             ordered.sort(key=lambda sample: sample.order)
+        else:
+            ordered.sort(key=_urgency)
         self._cohort += 1
         self.waiting.extend((self._cohort, sample) for sample in ordered)
+        if not self._deterministic and len(self.waiting) > len(ordered) > 0:
+            last = self.waiting[-1 - len(ordered)][1]
+            if _urgency(ordered[0]) < _urgency(last):  # some of these go before some that were there: a stable sort
+                self.waiting = deque(sorted(self.waiting, key=lambda pair: _urgency(pair[1])))
 
     def admit(self, token_budget: int, cost: Callable[[Sample], int]) -> list[Sample]:
         """Move samples from the queue to free slots while their prefill fits the budget; the first always fits."""
@@ -62,20 +74,29 @@ class Scheduler:
             cohort, sample = self.waiting[0]
             if self._deterministic and self._running_cohort not in (None, cohort):
                 break
+            if not self._has_memory_for(sample):
+                break
             tokens = cost(sample)
             if admitted and tokens > token_budget:
                 break
             token_budget -= tokens
             self.waiting.popleft()
+            self._promised += sample.most_tokens
             self._running_cohort = cohort
             sample.slot = len(self.running)
             self.running.append(sample)
             admitted.append(sample)
         return admitted
 
+    def _has_memory_for(self, sample: Sample) -> bool:
+        if not self._kv_token_count or not self.running:
+            return True
+        return self._promised + sample.most_tokens <= self._kv_token_count
+
     def release(self, sample: Sample) -> Sample | None:
         """Free a running sample's slot. The last row's sample, if another, takes it and is returned: copy its row."""
         last = self.running.pop()
+        self._promised -= sample.most_tokens
         moved = None
         if last is not sample:
             self.running[sample.slot] = last
@@ -93,6 +114,7 @@ class Scheduler:
             sample.slot, sample.cached = -1, 0
             self.waiting.appendleft((cohort or 0, sample))
         self.running = []
+        self._promised = 0
         self._running_cohort = None
         return samples
 
@@ -101,3 +123,8 @@ class Scheduler:
         gone = [sample for _, sample in self.waiting if keys is None or sample.key in keys]
         self.waiting = deque(pair for pair in self.waiting if not (keys is None or pair[1].key in keys))
         return gone
+
+
+def _urgency(sample: Sample) -> int:
+    """Less goes first."""
+    return -sample.request.priority
