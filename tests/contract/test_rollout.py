@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -154,9 +155,9 @@ async def test_pause_keep_holds_still_and_resume_goes_on(form: Form, rollout_cor
     task = asyncio.create_task(collect(rollout, [request(0, max_tokens=300)]))
     await until(rollout, lambda status: status.running_count == 1)
     await rollout.pause("keep", mutation())
-    paused = await rollout.status()
+    paused = replace(await rollout.status(), tokens_per_second=0.0)
     await asyncio.sleep(0.05)
-    assert await rollout.status() == paused
+    assert replace(await rollout.status(), tokens_per_second=0.0) == paused
     assert (paused.state, paused.running_count) == ("paused", 1)
     await rollout.resume(mutation())
     assert (await task)["train:e0-p0-k0-a0"].token_ids == expected["train:e0-p0-k0-a0"].token_ids
@@ -182,6 +183,19 @@ async def test_drain_finishes_what_runs_and_takes_nothing_new(form: Form, rollou
     assert (await rollout.status()).state == "draining"
     with pytest.raises(StateError, match="draining"):
         await collect(rollout, [request(1)])
+
+
+async def test_a_sleeping_server_answers_nothing_until_it_wakes(form: Form, rollout_core: Any) -> None:
+    rollout = await form.rollout(rollout_core)
+    with pytest.raises(InvalidInputError, match="level 7"):
+        await rollout.sleep(7, mutation())
+    await rollout.sleep(1, mutation())
+    assert (await rollout.status()).state == "asleep"
+    with pytest.raises(StateError, match="asleep"):
+        await collect(rollout, [request(0)])
+    await rollout.wake(mutation())
+    assert (await rollout.status()).state == "ready"
+    assert len(await collect(rollout, [request(0)])) == 1
 
 
 async def test_the_deadline_ends_a_call_and_its_samples(form: Form, rollout_core: Any) -> None:
