@@ -69,3 +69,12 @@ async def test_an_engine_that_missed_a_step_stops_the_run(synced: Synced) -> Non
     await publish_and_sync(synced.ctx, synced.rollout, 1)
     again = await synced.gate.check(1)
     assert 0 <= again["parity/log_prob_diff_max"] <= FLOAT32.largest
+
+
+async def test_a_check_that_was_begun_is_settled_once_and_raises_then(synced: Synced) -> None:
+    assert await synced.gate.settle() == {}
+    await synced.train(1)
+    synced.gate.begin(1)
+    with pytest.raises(CorruptDataError, match="rollout-0"):
+        await synced.gate.settle()
+    assert await synced.gate.settle() == {}

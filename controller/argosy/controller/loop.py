@@ -120,7 +120,7 @@ class Controller:
         trainer = self.ctx.config.trainer
         with span("start", step=self.state.step):
             await self._sync()
-            await self._check_parity()
+            await self._settle_parity()
             if self._held_out and (trainer.val_before_train or trainer.val_only):
                 await self._validate()
         if trainer.val_only:
@@ -134,6 +134,8 @@ class Controller:
                 training.add_done_callback(lambda _: producing.cancel())
         except BaseExceptionGroup as group:
             raise first_cause(group) from None
+        finally:
+            self._parity.cancel()
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
@@ -169,6 +171,8 @@ class Controller:
         record, step, timing = produced.record, produced.record.step, produced.timing
         with span("step", parent=produced.trace, step=step):
             metrics = dict(produced.metrics)
+            with timed(timing, "parity"):
+                metrics |= await self._settle_parity()  # before anything is trained on what that engine sampled
             batch, more = await self._prepare(record, timing)
             metrics |= more
             metrics |= await self._update(batch, step, timing)
@@ -176,10 +180,12 @@ class Controller:
             self.state.step, self.state.sampler_state = step, produced.sampler_state
             with timed(timing, "update_weights"):
                 await self._sync()
-            with timed(timing, "parity"):
-                metrics |= await self._check_parity()
+            validates = bool(self._held_out) and self._due(self.ctx.config.trainer.test_freq)
+            if validates or step == self._total_steps or not self._parity.may_overlap:
+                with timed(timing, "parity"):
+                    metrics |= await self._settle_parity()
             self.state.cut = self.ctx.ledger.commit_step(step)
-            if self._held_out and self._due(self.ctx.config.trainer.test_freq):
+            if validates:
                 with timed(timing, "testing"):
                     await self._validate()
             if self.state.step == self._total_steps or self._due(self.ctx.config.trainer.save_freq):
@@ -269,11 +275,12 @@ class Controller:
             await self._rollout.wake(self.state.step)
             self.state.version = await publish_and_sync(self.ctx, self._rollout, self.state.step)
         self._control.view.step, self._control.view.version = self.state.step, self.state.version
+        self._parity.begin(self.state.step)
 
-    async def _check_parity(self) -> dict[str, float]:
+    async def _settle_parity(self) -> dict[str, float]:
         self._stage(self.state.step, "parity")
         with span("stage.parity", step=self.state.step):
-            return await self._parity.check(self.state.step)
+            return await self._parity.settle()
 
     async def _validate(self) -> None:
         self._stage(self.state.step, "testing")

@@ -61,6 +61,29 @@ class ParityGate:
         self._ctx = ctx
         self._rollout = rollout
         self._requests = canary_requests(ctx.config, prompts)
+        self._checking: asyncio.Task[dict[str, float]] | None = None
+
+    @property
+    def may_overlap(self) -> bool:
+        """Whether a check may run beside the next generation: not where the order of work is fixed, nor where trainer
+        and engine take turns on one device."""
+        return not (self._ctx.config.argosy.deterministic or self._ctx.config.argosy.colocated)
+
+    def begin(self, step: int) -> None:
+        """Start a check of the weights just synced; `settle` has its result."""
+        self._checking = asyncio.create_task(self.check(step), name="parity")
+
+    async def settle(self) -> dict[str, float]:
+        """What the check that was begun found, once; raises as `check` does. Empty when none was begun."""
+        if self._checking is None:
+            return {}
+        checking, self._checking = self._checking, None
+        return await checking
+
+    def cancel(self) -> None:
+        """Forget a check that nobody will ask for: the run ends."""
+        if self._checking is not None:
+            self._checking.cancel()
 
     async def check(self, step: int) -> dict[str, float]:
         """Metrics parity/log_prob_diff_{max,mean} over all members (nats); empty when the gate is off.
