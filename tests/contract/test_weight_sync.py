@@ -167,7 +167,9 @@ class Dying:
     async def get_manifest(self) -> WeightsManifest:
         return self._snapshot.manifest
 
-    async def stream_weights(self, version: PolicyVersion, names: tuple[str, ...] = ()) -> AsyncIterator[WeightChunk]:
+    async def stream_weights(
+        self, version: PolicyVersion, names: tuple[str, ...] = (), *, base: PolicyVersion | None = None
+    ) -> AsyncIterator[WeightChunk]:
         count = 0
         async for chunk in self._snapshot.stream_weights(version, names):
             if count == self._chunk_count:
@@ -210,7 +212,7 @@ async def test_d10_a_sender_whose_server_is_killed_half_way(
 
     class Stuck(Dying):
         async def stream_weights(
-            self, version: PolicyVersion, names: tuple[str, ...] = ()
+            self, version: PolicyVersion, names: tuple[str, ...] = (), *, base: PolicyVersion | None = None
         ) -> AsyncIterator[WeightChunk]:
             count = 0
             async for chunk in self._snapshot.stream_weights(version, names):
@@ -305,7 +307,7 @@ async def test_a_deadline_ends_a_sync_from_a_holder_that_hangs(
 
     class Hanging(Dying):
         async def stream_weights(
-            self, version: PolicyVersion, names: tuple[str, ...] = ()
+            self, version: PolicyVersion, names: tuple[str, ...] = (), *, base: PolicyVersion | None = None
         ) -> AsyncIterator[WeightChunk]:
             yield await anext(self._snapshot.stream_weights(version, names))
             await asyncio.sleep(DEADLINE_S)

@@ -112,8 +112,10 @@ class ServerWeights:
         """The version that is served."""
         return await (await self.held_snapshot()).get_manifest()
 
-    async def stream_weights(self, version: PolicyVersion, names: tuple[str, ...] = ()) -> AsyncIterator[WeightChunk]:
-        """Its bytes."""
+    async def stream_weights(
+        self, version: PolicyVersion, names: tuple[str, ...] = (), *, base: PolicyVersion | None = None
+    ) -> AsyncIterator[WeightChunk]:
+        """Its bytes, never as deltas."""
         snapshot = await self.held_snapshot()
         async for chunk in snapshot.stream_weights(version, names):
             yield chunk

@@ -31,9 +31,11 @@ class PublishedWeights:
         """The manifest of the published version. NotFoundError if there is none."""
         return await self.published().get_manifest()
 
-    async def stream_weights(self, version: PolicyVersion, names: tuple[str, ...] = ()) -> AsyncIterator[WeightChunk]:
+    async def stream_weights(
+        self, version: PolicyVersion, names: tuple[str, ...] = (), *, base: PolicyVersion | None = None
+    ) -> AsyncIterator[WeightChunk]:
         """The bytes of the named tensors (all, if empty). NotFoundError if another version is published."""
-        async for chunk in self.published().stream_weights(version, names):
+        async for chunk in self.published().stream_weights(version, names, base=base):
             yield chunk
 
     def published(self) -> Snapshot:

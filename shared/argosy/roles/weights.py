@@ -21,6 +21,11 @@ class WeightSource(Protocol):
         """The manifest of the version that it holds (the trainer: last published). NotFoundError if none."""
         ...
 
-    def stream_weights(self, version: PolicyVersion, names: tuple[str, ...] = ()) -> AsyncIterator[WeightChunk]:
-        """The bytes of the named tensors (all, if empty), in manifest order. NotFoundError if it is another version."""
+    def stream_weights(
+        self, version: PolicyVersion, names: tuple[str, ...] = (), *, base: PolicyVersion | None = None
+    ) -> AsyncIterator[WeightChunk]:
+        """The bytes of the named tensors (all, if empty), in manifest order. NotFoundError if it is another version.
+
+        `base` is a version that the asker holds: chunks may be deltas to it, if this holder has them.
+        """
         ...

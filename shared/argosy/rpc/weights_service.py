@@ -48,7 +48,8 @@ class WeightsServicer(weights_service_pb2_grpc.WeightsServiceServicer):
         header = pb.StreamWeightsHeader(version=version_to_pb(version), size_bytes=_size_bytes(manifest, names))
         yield pb.StreamWeightsResponse(context=self._gate.respond(version), header=header)
         count = 0
-        async for chunk in self._source.stream_weights(version, names):
+        base = version_from_pb(request.base) if request.HasField("base") else None
+        async for chunk in self._source.stream_weights(version, names, base=base):
             yield pb.StreamWeightsResponse(chunk=weight_chunk_to_pb(chunk))
             count += 1
         yield pb.StreamWeightsResponse(end=pb.StreamWeightsEnd(chunk_count=count))

@@ -262,12 +262,33 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterSpec:
+    """A LoRA adapter on top of a version: a module computes with W + alpha / rank · B·A."""
+
+    base: PolicyVersion
+    """The weights without it. A receiver must hold weights of that digest, whatever their lineage and step."""
+    rank: int
+    """Of every module, ≥ 1."""
+    alpha: float
+    target_modules: tuple[str, ...]
+    """Full names ("model.layers.0.self_attn.q_proj"). Each has two tensors in the manifest: MODULE.lora_A.weight,
+    [rank, in], and MODULE.lora_B.weight, [out, rank]."""
+
+    @property
+    def scaling(self) -> float:
+        """alpha / rank."""
+        return self.alpha / self.rank
+
+
+@dataclass(frozen=True, slots=True)
 class WeightsManifest:
     """What one policy version consists of; its digest names the version."""
 
     version: PolicyVersion
     tensors: tuple[TensorSpec, ...]
     """In sending order."""
+    adapter: AdapterSpec | None = None
+    """The tensors are an adapter's, and the version is that adapter on top of its base. None: they are all there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +298,27 @@ class WeightChunk:
     name: str
     offset: int
     data: bytes
+    """The bytes, or a delta (`argosy.weightsync.delta`) that makes them of those of a version that is held."""
     checksum: int
     """crc32 of `data`."""
+    delta_size_bytes: int = 0
+    """Bytes of the tensor that a delta stands for; 0: `data` is no delta."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensor that it brings."""
+        return self.delta_size_bytes or len(self.data)
+
+
+class WeightsForm(enum.Enum):
+    """What of a model's weights a version holds."""
+
+    MERGED = "merged"
+    """All; an adapter is merged into them."""
+    ADAPTER = "adapter"
+    """The LoRA adapter alone, on top of its base."""
+    BASE = "base"
+    """All, without the adapter."""
 
 
 @dataclass(frozen=True, slots=True)

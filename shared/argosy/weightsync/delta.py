@@ -58,6 +58,8 @@ class DeltaRecord:
     """As `encode` makes it."""
     checksum: int
     """crc32 of `data`."""
+    changed_count: int
+    """Elements that differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +70,8 @@ class Delta:
     """What its records are applied to."""
     records: dict[str, tuple[DeltaRecord, ...]]
     """By tensor, whole tensors, in order of offset."""
-    changed_count: int
-    """Elements that differ."""
-    element_count: int
-    """Elements of all tensors."""
     seconds: float
-    """That encoding took."""
+    """That encoding took, on all threads together."""
 
     @property
     def size_bytes(self) -> int:

@@ -171,7 +171,9 @@ class Faulty:
     async def get_manifest(self) -> WeightsManifest:
         return await self._snapshot.get_manifest()
 
-    async def stream_weights(self, version: PolicyVersion, names: tuple[str, ...] = ()) -> AsyncIterator[WeightChunk]:
+    async def stream_weights(
+        self, version: PolicyVersion, names: tuple[str, ...] = (), *, base: PolicyVersion | None = None
+    ) -> AsyncIterator[WeightChunk]:
         count = 0
         async for chunk in self._snapshot.stream_weights(version, names):
             count += 1
@@ -308,7 +310,7 @@ async def test_a_sync_begun_anew_does_not_take_the_bytes_of_the_old_one(
 
     class Slow(Faulty):
         async def stream_weights(
-            self, version: PolicyVersion, names: tuple[str, ...] = ()
+            self, version: PolicyVersion, names: tuple[str, ...] = (), *, base: PolicyVersion | None = None
         ) -> AsyncIterator[WeightChunk]:
             async for chunk in old.stream_weights(version, names):
                 yield chunk

@@ -144,7 +144,9 @@ class Dying:
     async def get_manifest(self) -> WeightsManifest:
         return self.snapshot.manifest
 
-    async def stream_weights(self, version: PolicyVersion, names: tuple[str, ...] = ()) -> AsyncIterator[WeightChunk]:
+    async def stream_weights(
+        self, version: PolicyVersion, names: tuple[str, ...] = (), *, base: PolicyVersion | None = None
+    ) -> AsyncIterator[WeightChunk]:
         for index, chunk in enumerate(await chunks_of(self.snapshot)):
             if index == self.chunk_count:
                 break
@@ -165,7 +167,7 @@ async def test_d10_a_sender_that_stops_half_way_leaves_nothing(snapshot: Snapsho
 async def test_a_sender_that_hangs_costs_the_deadline(snapshot: Snapshot) -> None:
     class Hanging(Dying):
         async def stream_weights(
-            self, version: PolicyVersion, names: tuple[str, ...] = ()
+            self, version: PolicyVersion, names: tuple[str, ...] = (), *, base: PolicyVersion | None = None
         ) -> AsyncIterator[WeightChunk]:
             async for chunk in super().stream_weights(version):
                 yield chunk

@@ -56,13 +56,16 @@ class GrpcWeightSource:
         )
         return manifest_from_pb(response.manifest)
 
-    async def stream_weights(self, version: PolicyVersion, names: tuple[str, ...] = ()) -> AsyncIterator[WeightChunk]:
+    async def stream_weights(
+        self, version: PolicyVersion, names: tuple[str, ...] = (), *, base: PolicyVersion | None = None
+    ) -> AsyncIterator[WeightChunk]:
         """The bytes in chunks; gRPC's flow control slows the sender down to the reader's pace.
 
         Raises CorruptDataError on a stream cut short, NotFoundError if the server holds another version, and
         UnavailableError if it is lost. Has no deadline of its own: the transport's ends it.
         """
-        call = self._stub.StreamWeights(pb.StreamWeightsRequest(version=version_to_pb(version), names=names))
+        held = None if base is None else version_to_pb(base)
+        call = self._stub.StreamWeights(pb.StreamWeightsRequest(version=version_to_pb(version), names=names, base=held))
         try:
             async for chunk in _chunks(call, version):
                 self.received_size_bytes += len(chunk.data)
@@ -90,7 +93,7 @@ async def _chunks(call: AsyncIterable[pb.StreamWeightsResponse], version: Policy
                 raise CorruptDataError(f"asked for weights {version.short}, the stream brings others")
         elif part == "chunk" and begun:
             yield weight_chunk_from_pb(response.chunk)
-            count, received = count + 1, received + len(response.chunk.data)
+            count, received = count + 1, received + (response.chunk.delta_size_bytes or len(response.chunk.data))
         elif part == "end" and begun:
             if (received, count) != (announced, response.end.chunk_count):
                 raise CorruptDataError(

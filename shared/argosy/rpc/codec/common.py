@@ -12,7 +12,15 @@ from google.protobuf import duration_pb2
 from argosy.api.common.v1 import context_pb2, ids_pb2, values_pb2, weights_pb2
 from argosy.types.errors import InvalidInputError
 from argosy.types.ids import PolicyVersion, SampleId
-from argosy.types.records import Mutation, TensorSpec, TransferOffer, VersionRun, WeightChunk, WeightsManifest
+from argosy.types.records import (
+    AdapterSpec,
+    Mutation,
+    TensorSpec,
+    TransferOffer,
+    VersionRun,
+    WeightChunk,
+    WeightsManifest,
+)
 
 INT32 = np.dtype("<i4")
 FLOAT32 = np.dtype("<f4")
@@ -160,7 +168,8 @@ def manifest_to_pb(manifest: WeightsManifest) -> weights_pb2.WeightsManifest:
         )
         for spec in manifest.tensors
     ]
-    return weights_pb2.WeightsManifest(version=version_to_pb(manifest.version), tensors=tensors)
+    adapter = None if manifest.adapter is None else _adapter_to_pb(manifest.adapter)
+    return weights_pb2.WeightsManifest(version=version_to_pb(manifest.version), tensors=tensors, adapter=adapter)
 
 
 def manifest_from_pb(message: weights_pb2.WeightsManifest) -> WeightsManifest:
@@ -168,7 +177,23 @@ def manifest_from_pb(message: weights_pb2.WeightsManifest) -> WeightsManifest:
     tensors = tuple(
         TensorSpec(spec.name, tuple(spec.shape), spec.dtype, spec.checksum, spec.tied_to) for spec in message.tensors
     )
-    return WeightsManifest(version_from_pb(message.version), tensors)
+    adapter = _adapter_from_pb(message.adapter) if message.HasField("adapter") else None
+    return WeightsManifest(version_from_pb(message.version), tensors, adapter)
+
+
+def _adapter_to_pb(adapter: AdapterSpec) -> weights_pb2.AdapterSpec:
+    return weights_pb2.AdapterSpec(
+        base=version_to_pb(adapter.base),
+        rank=adapter.rank,
+        alpha=adapter.alpha,
+        target_modules=adapter.target_modules,
+    )
+
+
+def _adapter_from_pb(message: weights_pb2.AdapterSpec) -> AdapterSpec:
+    if message.rank < 1 or not message.target_modules:
+        raise InvalidInputError("a manifest's adapter needs a rank from 1 and target modules", field="adapter")
+    return AdapterSpec(version_from_pb(message.base), message.rank, message.alpha, tuple(message.target_modules))
 
 
 def offer_to_pb(offer: TransferOffer) -> weights_pb2.TransferOffer:
@@ -204,9 +229,15 @@ def offer_from_pb(message: weights_pb2.TransferOffer) -> TransferOffer:
 
 def weight_chunk_to_pb(chunk: WeightChunk) -> weights_pb2.WeightChunk:
     """A piece of a tensor as a message."""
-    return weights_pb2.WeightChunk(name=chunk.name, offset=chunk.offset, data=chunk.data, checksum=chunk.checksum)
+    return weights_pb2.WeightChunk(
+        name=chunk.name,
+        offset=chunk.offset,
+        data=chunk.data,
+        checksum=chunk.checksum,
+        delta_size_bytes=chunk.delta_size_bytes,
+    )
 
 
 def weight_chunk_from_pb(message: weights_pb2.WeightChunk) -> WeightChunk:
     """A piece of a tensor as a record. The receiver checks the checksum when it places the bytes."""
-    return WeightChunk(message.name, message.offset, message.data, message.checksum)
+    return WeightChunk(message.name, message.offset, message.data, message.checksum, message.delta_size_bytes)

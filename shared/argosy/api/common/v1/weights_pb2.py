@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from argosy.api.common.v1 import ids_pb2 as argosy_dot_api_dot_common_dot_v1_dot_ids__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"argosy/api/common/v1/weights.proto\x12\x14\x61rgosy.api.common.v1\x1a\x1e\x61rgosy/api/common/v1/ids.proto\"z\n\x0fWeightsManifest\x12\x34\n\x07version\x18\x01 \x01(\x0b\x32#.argosy.api.common.v1.PolicyVersion\x12\x31\n\x07tensors\x18\x02 \x03(\x0b\x32 .argosy.api.common.v1.TensorSpec\"[\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\t\x12\x0f\n\x07tied_to\x18\x05 \x01(\t\"\x90\x02\n\rTransferOffer\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0f\n\x07sync_id\x18\x02 \x01(\t\x12\x34\n\x07version\x18\x03 \x01(\x0b\x32#.argosy.api.common.v1.PolicyVersion\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x0c\n\x04rank\x18\x05 \x01(\x03\x12\x12\n\nworld_size\x18\x06 \x01(\x03\x12\x41\n\x07options\x18\x07 \x03(\x0b\x32\x30.argosy.api.common.v1.TransferOffer.OptionsEntry\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"K\n\x0bWeightChunk\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"argosy/api/common/v1/weights.proto\x12\x14\x61rgosy.api.common.v1\x1a\x1e\x61rgosy/api/common/v1/ids.proto\"\xae\x01\n\x0fWeightsManifest\x12\x34\n\x07version\x18\x01 \x01(\x0b\x32#.argosy.api.common.v1.PolicyVersion\x12\x31\n\x07tensors\x18\x02 \x03(\x0b\x32 .argosy.api.common.v1.TensorSpec\x12\x32\n\x07\x61\x64\x61pter\x18\x03 \x01(\x0b\x32!.argosy.api.common.v1.AdapterSpec\"u\n\x0b\x41\x64\x61pterSpec\x12\x31\n\x04\x62\x61se\x18\x01 \x01(\x0b\x32#.argosy.api.common.v1.PolicyVersion\x12\x0c\n\x04rank\x18\x02 \x01(\x03\x12\r\n\x05\x61lpha\x18\x03 \x01(\x01\x12\x16\n\x0etarget_modules\x18\x04 \x03(\t\"[\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\t\x12\x0f\n\x07tied_to\x18\x05 \x01(\t\"\x90\x02\n\rTransferOffer\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0f\n\x07sync_id\x18\x02 \x01(\t\x12\x34\n\x07version\x18\x03 \x01(\x0b\x32#.argosy.api.common.v1.PolicyVersion\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x0c\n\x04rank\x18\x05 \x01(\x03\x12\x12\n\nworld_size\x18\x06 \x01(\x03\x12\x41\n\x07options\x18\x07 \x03(\x0b\x32\x30.argosy.api.common.v1.TransferOffer.OptionsEntry\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"e\n\x0bWeightChunk\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\r\x12\x18\n\x10\x64\x65lta_size_bytes\x18\x05 \x01(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,14 +34,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TRANSFEROFFER_OPTIONSENTRY']._loaded_options = None
   _globals['_TRANSFEROFFER_OPTIONSENTRY']._serialized_options = b'8\001'
-  _globals['_WEIGHTSMANIFEST']._serialized_start=92
-  _globals['_WEIGHTSMANIFEST']._serialized_end=214
-  _globals['_TENSORSPEC']._serialized_start=216
-  _globals['_TENSORSPEC']._serialized_end=307
-  _globals['_TRANSFEROFFER']._serialized_start=310
-  _globals['_TRANSFEROFFER']._serialized_end=582
-  _globals['_TRANSFEROFFER_OPTIONSENTRY']._serialized_start=536
-  _globals['_TRANSFEROFFER_OPTIONSENTRY']._serialized_end=582
-  _globals['_WEIGHTCHUNK']._serialized_start=584
-  _globals['_WEIGHTCHUNK']._serialized_end=659
+  _globals['_WEIGHTSMANIFEST']._serialized_start=93
+  _globals['_WEIGHTSMANIFEST']._serialized_end=267
+  _globals['_ADAPTERSPEC']._serialized_start=269
+  _globals['_ADAPTERSPEC']._serialized_end=386
+  _globals['_TENSORSPEC']._serialized_start=388
+  _globals['_TENSORSPEC']._serialized_end=479
+  _globals['_TRANSFEROFFER']._serialized_start=482
+  _globals['_TRANSFEROFFER']._serialized_end=754
+  _globals['_TRANSFEROFFER_OPTIONSENTRY']._serialized_start=708
+  _globals['_TRANSFEROFFER_OPTIONSENTRY']._serialized_end=754
+  _globals['_WEIGHTCHUNK']._serialized_start=756
+  _globals['_WEIGHTCHUNK']._serialized_end=857
 # @@protoc_insertion_point(module_scope)

@@ -21,6 +21,7 @@ class WeightsManifest(google.protobuf.message.Message):
 
     VERSION_FIELD_NUMBER: builtins.int
     TENSORS_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
     @property
     def version(self) -> argosy.api.common.v1.ids_pb2.PolicyVersion:
         """The version; its digest is the digest of the tensors below."""
@@ -29,16 +30,58 @@ class WeightsManifest(google.protobuf.message.Message):
     def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TensorSpec]:
         """Each tensor once, in sending order. Empty is not allowed."""
 
+    @property
+    def adapter(self) -> global___AdapterSpec:
+        """Set: the tensors are those of a LoRA adapter, and the version is that adapter on top of its base. Unset: they are all of the model."""
+
     def __init__(
         self,
         *,
         version: argosy.api.common.v1.ids_pb2.PolicyVersion | None = ...,
         tensors: collections.abc.Iterable[global___TensorSpec] | None = ...,
+        adapter: global___AdapterSpec | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["tensors", b"tensors", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapter", b"adapter", "version", b"version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "tensors", b"tensors", "version", b"version"]) -> None: ...
 
 global___WeightsManifest = WeightsManifest
+
+@typing.final
+class AdapterSpec(google.protobuf.message.Message):
+    """A LoRA adapter, whose tensors are named MODULE.lora_A.weight, [rank, in], and MODULE.lora_B.weight, [out, rank]. A module computes with the
+    weight W + alpha / rank · B·A.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BASE_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    ALPHA_FIELD_NUMBER: builtins.int
+    TARGET_MODULES_FIELD_NUMBER: builtins.int
+    rank: builtins.int
+    """Of every module. 0 is not allowed."""
+    alpha: builtins.float
+    """See above. 0: the adapter does nothing."""
+    @property
+    def base(self) -> argosy.api.common.v1.ids_pb2.PolicyVersion:
+        """The weights without it; only the digest must be that of the receiver's."""
+
+    @property
+    def target_modules(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Full names of the modules. Empty is not allowed."""
+
+    def __init__(
+        self,
+        *,
+        base: argosy.api.common.v1.ids_pb2.PolicyVersion | None = ...,
+        rank: builtins.int = ...,
+        alpha: builtins.float = ...,
+        target_modules: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["base", b"base"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["alpha", b"alpha", "base", b"base", "rank", b"rank", "target_modules", b"target_modules"]) -> None: ...
+
+global___AdapterSpec = AdapterSpec
 
 @typing.final
 class TensorSpec(google.protobuf.message.Message):
@@ -151,14 +194,17 @@ class WeightChunk(google.protobuf.message.Message):
     OFFSET_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
     CHECKSUM_FIELD_NUMBER: builtins.int
+    DELTA_SIZE_BYTES_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The tensor."""
     offset: builtins.int
     """Bytes of the tensor sent before this piece. 0: its beginning."""
     data: builtins.bytes
-    """The bytes, little-endian."""
+    """The bytes, little-endian; or a delta to them, as argosy.weightsync.delta encodes it."""
     checksum: builtins.int
     """crc32 (zlib) of data. 0 is a real value."""
+    delta_size_bytes: builtins.int
+    """Bytes of the tensor that a delta stands for. 0: data is no delta."""
     def __init__(
         self,
         *,
@@ -166,7 +212,8 @@ class WeightChunk(google.protobuf.message.Message):
         offset: builtins.int = ...,
         data: builtins.bytes = ...,
         checksum: builtins.int = ...,
+        delta_size_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checksum", b"checksum", "data", b"data", "name", b"name", "offset", b"offset"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checksum", b"checksum", "data", b"data", "delta_size_bytes", b"delta_size_bytes", "name", b"name", "offset", b"offset"]) -> None: ...
 
 global___WeightChunk = WeightChunk

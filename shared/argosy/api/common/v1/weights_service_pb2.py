@@ -27,7 +27,7 @@ from argosy.api.common.v1 import ids_pb2 as argosy_dot_api_dot_common_dot_v1_dot
 from argosy.api.common.v1 import weights_pb2 as argosy_dot_api_dot_common_dot_v1_dot_weights__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*argosy/api/common/v1/weights_service.proto\x12\x14\x61rgosy.api.common.v1\x1a\"argosy/api/common/v1/context.proto\x1a\x1e\x61rgosy/api/common/v1/ids.proto\x1a\"argosy/api/common/v1/weights.proto\"K\n\x12GetManifestRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\"\x86\x01\n\x13GetManifestResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12\x37\n\x08manifest\x18\x02 \x01(\x0b\x32%.argosy.api.common.v1.WeightsManifest\"\x92\x01\n\x14StreamWeightsRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12\x34\n\x07version\x18\x02 \x01(\x0b\x32#.argosy.api.common.v1.PolicyVersion\x12\r\n\x05names\x18\x03 \x03(\t\"\xff\x01\n\x15StreamWeightsResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12;\n\x06header\x18\x02 \x01(\x0b\x32).argosy.api.common.v1.StreamWeightsHeaderH\x00\x12\x32\n\x05\x63hunk\x18\x03 \x01(\x0b\x32!.argosy.api.common.v1.WeightChunkH\x00\x12\x35\n\x03\x65nd\x18\x04 \x01(\x0b\x32&.argosy.api.common.v1.StreamWeightsEndH\x00\x42\x06\n\x04part\"_\n\x13StreamWeightsHeader\x12\x34\n\x07version\x18\x01 \x01(\x0b\x32#.argosy.api.common.v1.PolicyVersion\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\"\'\n\x10StreamWeightsEnd\x12\x13\n\x0b\x63hunk_count\x18\x01 \x01(\x03\x32\xe0\x01\n\x0eWeightsService\x12\x62\n\x0bGetManifest\x12(.argosy.api.common.v1.GetManifestRequest\x1a).argosy.api.common.v1.GetManifestResponse\x12j\n\rStreamWeights\x12*.argosy.api.common.v1.StreamWeightsRequest\x1a+.argosy.api.common.v1.StreamWeightsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*argosy/api/common/v1/weights_service.proto\x12\x14\x61rgosy.api.common.v1\x1a\"argosy/api/common/v1/context.proto\x1a\x1e\x61rgosy/api/common/v1/ids.proto\x1a\"argosy/api/common/v1/weights.proto\"K\n\x12GetManifestRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\"\x86\x01\n\x13GetManifestResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12\x37\n\x08manifest\x18\x02 \x01(\x0b\x32%.argosy.api.common.v1.WeightsManifest\"\xc5\x01\n\x14StreamWeightsRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12\x34\n\x07version\x18\x02 \x01(\x0b\x32#.argosy.api.common.v1.PolicyVersion\x12\r\n\x05names\x18\x03 \x03(\t\x12\x31\n\x04\x62\x61se\x18\x04 \x01(\x0b\x32#.argosy.api.common.v1.PolicyVersion\"\xff\x01\n\x15StreamWeightsResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12;\n\x06header\x18\x02 \x01(\x0b\x32).argosy.api.common.v1.StreamWeightsHeaderH\x00\x12\x32\n\x05\x63hunk\x18\x03 \x01(\x0b\x32!.argosy.api.common.v1.WeightChunkH\x00\x12\x35\n\x03\x65nd\x18\x04 \x01(\x0b\x32&.argosy.api.common.v1.StreamWeightsEndH\x00\x42\x06\n\x04part\"_\n\x13StreamWeightsHeader\x12\x34\n\x07version\x18\x01 \x01(\x0b\x32#.argosy.api.common.v1.PolicyVersion\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\"\'\n\x10StreamWeightsEnd\x12\x13\n\x0b\x63hunk_count\x18\x01 \x01(\x03\x32\xe0\x01\n\x0eWeightsService\x12\x62\n\x0bGetManifest\x12(.argosy.api.common.v1.GetManifestRequest\x1a).argosy.api.common.v1.GetManifestResponse\x12j\n\rStreamWeights\x12*.argosy.api.common.v1.StreamWeightsRequest\x1a+.argosy.api.common.v1.StreamWeightsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,13 +39,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETMANIFESTRESPONSE']._serialized_start=250
   _globals['_GETMANIFESTRESPONSE']._serialized_end=384
   _globals['_STREAMWEIGHTSREQUEST']._serialized_start=387
-  _globals['_STREAMWEIGHTSREQUEST']._serialized_end=533
-  _globals['_STREAMWEIGHTSRESPONSE']._serialized_start=536
-  _globals['_STREAMWEIGHTSRESPONSE']._serialized_end=791
-  _globals['_STREAMWEIGHTSHEADER']._serialized_start=793
-  _globals['_STREAMWEIGHTSHEADER']._serialized_end=888
-  _globals['_STREAMWEIGHTSEND']._serialized_start=890
-  _globals['_STREAMWEIGHTSEND']._serialized_end=929
-  _globals['_WEIGHTSSERVICE']._serialized_start=932
-  _globals['_WEIGHTSSERVICE']._serialized_end=1156
+  _globals['_STREAMWEIGHTSREQUEST']._serialized_end=584
+  _globals['_STREAMWEIGHTSRESPONSE']._serialized_start=587
+  _globals['_STREAMWEIGHTSRESPONSE']._serialized_end=842
+  _globals['_STREAMWEIGHTSHEADER']._serialized_start=844
+  _globals['_STREAMWEIGHTSHEADER']._serialized_end=939
+  _globals['_STREAMWEIGHTSEND']._serialized_start=941
+  _globals['_STREAMWEIGHTSEND']._serialized_end=980
+  _globals['_WEIGHTSSERVICE']._serialized_start=983
+  _globals['_WEIGHTSSERVICE']._serialized_end=1207
 # @@protoc_insertion_point(module_scope)

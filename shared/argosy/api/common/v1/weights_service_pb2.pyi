@@ -72,6 +72,7 @@ class StreamWeightsRequest(google.protobuf.message.Message):
     CONTEXT_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     NAMES_FIELD_NUMBER: builtins.int
+    BASE_FIELD_NUMBER: builtins.int
     @property
     def context(self) -> argosy.api.common.v1.context_pb2.RequestContext:
         """Who asks. Unset: nobody in particular; not fenced."""
@@ -84,15 +85,20 @@ class StreamWeightsRequest(google.protobuf.message.Message):
     def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The tensors wanted. Empty: all. A name that the manifest lacks is INVALID_ARGUMENT."""
 
+    @property
+    def base(self) -> argosy.api.common.v1.ids_pb2.PolicyVersion:
+        """A version that the asker holds: chunks may be deltas to it. Unset: they are the bytes themselves."""
+
     def __init__(
         self,
         *,
         context: argosy.api.common.v1.context_pb2.RequestContext | None = ...,
         version: argosy.api.common.v1.ids_pb2.PolicyVersion | None = ...,
         names: collections.abc.Iterable[builtins.str] | None = ...,
+        base: argosy.api.common.v1.ids_pb2.PolicyVersion | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["context", b"context", "version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["context", b"context", "names", b"names", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["base", b"base", "context", b"context", "version", b"version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["base", b"base", "context", b"context", "names", b"names", "version", b"version"]) -> None: ...
 
 global___StreamWeightsRequest = StreamWeightsRequest
 
@@ -145,7 +151,7 @@ class StreamWeightsHeader(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     size_bytes: builtins.int
-    """Bytes of all chunks together. 0: nothing follows (only tied tensors were named)."""
+    """Bytes of the tensors in all chunks together. 0: nothing follows (only tied tensors were named)."""
     @property
     def version(self) -> argosy.api.common.v1.ids_pb2.PolicyVersion:
         """The version whose bytes these are."""

@@ -12,10 +12,45 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import sys
 import typing
 
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
+
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _WeightsForm:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _WeightsFormEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_WeightsForm.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    WEIGHTS_FORM_UNSPECIFIED: _WeightsForm.ValueType  # 0
+    """As WEIGHTS_FORM_MERGED."""
+    WEIGHTS_FORM_MERGED: _WeightsForm.ValueType  # 1
+    """All weights; an adapter is merged into them."""
+    WEIGHTS_FORM_ADAPTER: _WeightsForm.ValueType  # 2
+    """The LoRA adapter's tensors alone, on top of a named base. FAILED_PRECONDITION without one, or if it can't be told by one rank and alpha."""
+    WEIGHTS_FORM_BASE: _WeightsForm.ValueType  # 3
+    """All weights without the adapter: its base. The step stays 0. FAILED_PRECONDITION without an adapter."""
+
+class WeightsForm(_WeightsForm, metaclass=_WeightsFormEnumTypeWrapper):
+    """What of a model's weights a version holds."""
+
+WEIGHTS_FORM_UNSPECIFIED: WeightsForm.ValueType  # 0
+"""As WEIGHTS_FORM_MERGED."""
+WEIGHTS_FORM_MERGED: WeightsForm.ValueType  # 1
+"""All weights; an adapter is merged into them."""
+WEIGHTS_FORM_ADAPTER: WeightsForm.ValueType  # 2
+"""The LoRA adapter's tensors alone, on top of a named base. FAILED_PRECONDITION without one, or if it can't be told by one rank and alpha."""
+WEIGHTS_FORM_BASE: WeightsForm.ValueType  # 3
+"""All weights without the adapter: its base. The step stays 0. FAILED_PRECONDITION without an adapter."""
+global___WeightsForm = WeightsForm
 
 @typing.final
 class ForwardBackwardRequest(google.protobuf.message.Message):
@@ -621,10 +656,13 @@ class PublishWeightsRequest(google.protobuf.message.Message):
     CONTEXT_FIELD_NUMBER: builtins.int
     LINEAGE_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
+    FORM_FIELD_NUMBER: builtins.int
     lineage: builtins.str
     """The version's line of descent. Empty is not allowed."""
     step: builtins.int
     """The version's step. 0: the weights as loaded."""
+    form: global___WeightsForm.ValueType
+    """What of the weights. Unspecified: all, an adapter merged into them."""
     @property
     def context(self) -> argosy.api.common.v1.context_pb2.RequestContext:
         """Who asks."""
@@ -635,9 +673,10 @@ class PublishWeightsRequest(google.protobuf.message.Message):
         context: argosy.api.common.v1.context_pb2.RequestContext | None = ...,
         lineage: builtins.str = ...,
         step: builtins.int = ...,
+        form: global___WeightsForm.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["context", b"context", "lineage", b"lineage", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context", "form", b"form", "lineage", b"lineage", "step", b"step"]) -> None: ...
 
 global___PublishWeightsRequest = PublishWeightsRequest
 
