@@ -128,8 +128,9 @@ class RolloutCore:
         """Check the requests and hand them to the engine, all or none; returns their keys."""
         self._check_serving()
         vocab_size, longest = self._engine.facts.vocab_size, self.max_model_len
+        sampling = self._engine.capabilities.sampling
         for request in requests:
-            check_request(request, vocab_size=vocab_size, max_model_len=longest)
+            check_request(request, vocab_size=vocab_size, max_model_len=longest, sampling=sampling)
         keys = {request.key for request in requests}
         overlong = {request.key: end for request in requests if (end := overlong_completion(request, longest))}
         async with mailbox.in_time(len(keys)):

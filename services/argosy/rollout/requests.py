@@ -7,6 +7,8 @@ not end a batch. Its sample ends at once, without tokens and flagged (`Completio
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from dataclasses import fields
 
 from argosy.types.errors import InvalidInputError
 from argosy.types.records import Completion, FinishReason, GenerateRequest, SamplingParams
@@ -15,12 +17,25 @@ MAX_PRIORITY = 1000
 """Either way; engines have their own numbers, which these must fit into."""
 
 
-def check_request(request: GenerateRequest, *, vocab_size: int, max_model_len: int) -> None:
-    """Raise InvalidInputError that names the sample and the field."""
+_ALWAYS = frozenset({"max_tokens", "temperature", "seed"})
+"""Fields that every engine takes; whether a seed fixes a sample, `Capabilities.sample_seeds` tells."""
+_DEFAULTS = {field.name: field.default for field in fields(SamplingParams) if field.name not in _ALWAYS}
+ALL_FIELDS = frozenset(_DEFAULTS)
+
+
+def check_request(
+    request: GenerateRequest, *, vocab_size: int, max_model_len: int, sampling: Collection[str] = ALL_FIELDS
+) -> None:
+    """Raise InvalidInputError that names the sample and the field.
+
+    Args:
+        sampling: `Capabilities.sampling` of the engine: another field that is set is refused, never ignored.
+    """
     problem = (
         _prompt_problem(request, vocab_size)
         or _generated_problem(request, vocab_size, max_model_len)
         or params_problem(request.params, vocab_size)
+        or _unsupported_problem(request.params, sampling)
         or _priority_problem(request.priority)
     )
     if problem:
@@ -101,6 +116,15 @@ def params_problem(params: SamplingParams, vocab_size: int) -> str:
     if any(not isinstance(stop, str) or not stop for stop in params.stop):
         return f"params.stop must hold strings that are not empty, got {list(params.stop)!r}"
     return _ids_problem("params.stop_token_ids", params.stop_token_ids, vocab_size)
+
+
+def _unsupported_problem(params: SamplingParams, sampling: Collection[str]) -> str:
+    """A field that is set and that the engine doesn't have."""
+    for name, off in _DEFAULTS.items():
+        value = getattr(params, name)
+        if name not in sampling and value != off and not (name == "top_k" and value == 0):
+            return f"params.{name} is {value!r}, and this server's engine doesn't have {name}"
+    return ""
 
 
 def _priority_problem(priority: int) -> str:
