@@ -7,7 +7,6 @@ of it is the same. Weights are received and checked as by any engine, but only t
     lengths.py    how long answers are: the probability that a sample ends at each position
     language.py   tokens and log-probs as a pure function of (seed, purpose, sample id, position, weight version)
     latency.py    how long a step takes
-    folder.py     what a model folder says of its tensors, read without torch
     sample.py     one request in flight
     failures.py   failures on demand
     engine.py     the loop

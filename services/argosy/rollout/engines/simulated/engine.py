@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from argosy.rollout.engines.base import Capabilities, Decode, EngineCounts, ModelFacts
 from argosy.rollout.engines.events import Deliver
+from argosy.rollout.engines.folder import ModelFolder
 from argosy.rollout.engines.simulated.failures import Failure
-from argosy.rollout.engines.simulated.folder import ModelFolder
 from argosy.rollout.engines.simulated.language import Language
 from argosy.rollout.engines.simulated.latency import Latency
 from argosy.rollout.engines.simulated.lengths import hazard_of
@@ -134,7 +134,7 @@ class SimulatedEngine:
                 f"{self._options.max_waiting} may"
             )
         context = self.facts.context_len
-        self._waiting += [
+        arrived = [
             Sample(
                 request,
                 min(request.params.max_tokens, context - len(request.prompt_ids)),
@@ -144,6 +144,9 @@ class SimulatedEngine:
             )
             for request in requests
         ]
+        self._waiting += arrived
+        if any(sample.request.priority for sample in self._waiting):
+            self._waiting = deque(sorted(self._waiting, key=lambda sample: -sample.request.priority))
         self._work.set()
 
     async def abort(self, keys: set[str] | None) -> int:

@@ -54,8 +54,8 @@ class ModelFolder:
         self._entries = dict(self._read_headers())
         if not self._entries:
             raise InvalidInputError(
-                f"the model folder {self.path} has no safetensors files; the simulated engine reads the names and "
-                "shapes of a model's tensors there"
+                f"the model folder {self.path} has no safetensors files; the names and "
+                "shapes of a model's tensors are read there"
             )
 
     @property
@@ -112,7 +112,7 @@ class ModelFolder:
         file = self.path / name
         if not file.is_file():
             if required:
-                raise InvalidInputError(f"{file} is missing: the simulated engine needs a local model folder")
+                raise InvalidInputError(f"{file} is missing: this engine needs a local model folder")
             return {}
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
