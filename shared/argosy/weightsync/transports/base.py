@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from argosy.roles.weights import WeightSource
 from argosy.types.errors import InvalidInputError
 from argosy.types.records import TransferOffer, WeightsManifest
+from argosy.weightsync.chain import ChainSettings
 
 if TYPE_CHECKING:
     from argosy.weightsync.snapshot import Snapshot
@@ -32,6 +33,8 @@ class SendOptions:
     dies then costs the others this try too."""
     folder: str = ""
     """disk: a folder that sender and receivers share."""
+    chain: ChainSettings = field(default_factory=ChainSettings)
+    """disk: how many versions stay, and how many of them are whole."""
     extra: Mapping[str, str] | None = None
     """Settings of further transports."""
 

@@ -1,0 +1,108 @@
+"""The disk transport: versions lie in a folder that sender and receivers share, as whole ones and deltas (`chain`).
+
+Nothing has to be reachable but the folder, a receiver may come hours later, and any reader of safetensors can open what
+is there. The versions stay after the transfer: newcomers read from the nearest whole one on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from argosy.roles.weights import WeightSource
+from argosy.types.errors import AbortedError, DeadlineError, InvalidInputError
+from argosy.types.records import TransferOffer, WeightsManifest
+from argosy.weightsync.chain_reader import read_version
+from argosy.weightsync.chain_writer import publish
+from argosy.weightsync.staging import Staging
+from argosy.weightsync.transports.base import PlainTransfer, SendOptions, TransferPlan
+
+if TYPE_CHECKING:
+    from argosy.weightsync.snapshot import Snapshot
+
+Result = TypeVar("Result")
+
+
+async def open_transfer(snapshot: Snapshot, plan: TransferPlan, options: SendOptions) -> PlainTransfer:
+    """Write what the folder lacks to lead to the snapshot's version.
+
+    Raises:
+        InvalidInputError: no folder is configured.
+        StorageError: the disk is full or can't be written; what the folder had before is as it was.
+        DeadlineError: the plan's time is up.
+    """
+    if not options.folder:
+        raise InvalidInputError(
+            "weights can't be sent through a disk without argosy.weight_sync.disk_path", field="folder"
+        )
+    folder = _absolute(options.folder)
+    await _within(
+        plan.deadline_s,
+        f"weights {snapshot.manifest.version.short} could not be written to {folder}",
+        lambda stop: publish(folder, snapshot, options.chain, stop.event),
+    )
+    offer = TransferOffer("disk", plan.sync_id, snapshot.manifest.version, str(folder))
+    return PlainTransfer((offer,) * plan.receiver_count)
+
+
+def _absolute(folder: str) -> Path:
+    """The receivers have working folders of their own."""
+    return Path(folder).expanduser().absolute()
+
+
+async def receive(
+    offer: TransferOffer, source: WeightSource, manifest: WeightsManifest, staging: Staging, deadline_s: float
+) -> None:
+    """Read the version by the cheapest sound chain: from what `staging` holds already, or from the nearest whole one.
+
+    Raises:
+        DeadlineError: `deadline_s` seconds have passed; nothing is written into the staging after that.
+        NotFoundError: the folder has no chain to the version (or isn't shared with the sender).
+        CorruptDataError: every chain has damage, named link by link.
+    """
+    buffer, held = staging.buffer, staging.base
+
+    def read(stop: Stop) -> None:
+        places, checksums = read_version(Path(offer.endpoint), manifest, buffer, held, stop.guard)
+        stop.guard(lambda: staging.accept(places, checksums))
+
+    await _within(deadline_s, f"weights {manifest.version.short} could not be read from {offer.endpoint}", read)
+
+
+class Stop:
+    """Lets an event loop give up on a thread: once it is set, no guarded piece of work begins or is under way."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self._lock = threading.Lock()
+
+    def set(self) -> None:
+        """Waits for the piece of work that is under way (a part's time)."""
+        self.event.set()
+        with self._lock:
+            pass
+
+    def guard(self, work: Callable[[], None]) -> None:
+        """Do `work`, or raise AbortedError."""
+        with self._lock:
+            if self.event.is_set():
+                raise AbortedError("reading was given up")
+            work()
+
+
+async def _within(deadline_s: float, what: str, work: Callable[[Stop], Result]) -> Result:
+    """Run `work` in a thread. A thread that hangs on a dead file server is left behind, unable to do harm."""
+    stop = Stop()
+    running = asyncio.ensure_future(asyncio.to_thread(work, stop))
+    running.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to look at it
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await asyncio.shield(running)
+    except (TimeoutError, asyncio.CancelledError) as error:
+        stop.set()
+        if isinstance(error, asyncio.CancelledError):
+            raise
+        raise DeadlineError(f"{what} within {deadline_s:g} s") from error
