@@ -57,6 +57,10 @@ def load(
             "actor_rollout_ref.model.override_config.attn_implementation has no effect: attention is computed by "
             "Argosy's own packed and cached kernels."
         )
+    from argosy.config.validate.unused import find_unused
+
+    for warning in find_unused(config):
+        on_warning(warning)
     return config
 
 

@@ -119,7 +119,17 @@ HONOURED: dict[str, Honoured] = {
         "Another name of actor.use_torch_compile.", targets=(f"{_ACTOR}.use_torch_compile",)
     ),
     # rollout
-    f"{_ROLLOUT}.name": Honoured("The engine: hf."),
+    f"{_ROLLOUT}.name": Honoured("The engine."),
+    f"{_ROLLOUT}.tensor_model_parallel_size": Honoured("Processes of one vllm server that divide each matrix."),
+    f"{_ROLLOUT}.gpu_memory_utilization": Honoured("The share of a device's memory that vllm takes."),
+    f"{_ROLLOUT}.enforce_eager": Honoured("Whether vllm runs without captured graphs and compilation."),
+    f"{_ROLLOUT}.enable_chunked_prefill": Honoured("Whether vllm computes long prompts in pieces."),
+    f"{_ROLLOUT}.enable_prefix_caching": Honoured("Whether vllm computes equal beginnings of prompts once."),
+    f"{_ROLLOUT}.max_num_seqs": Honoured("Sequences generated at once.", targets=("argosy.rollout.slot_count",)),
+    f"{_ROLLOUT}.max_num_batched_tokens": Honoured(
+        "Tokens of prompts that one step takes in.", targets=("argosy.rollout.prefill_token_budget",)
+    ),
+    f"{_ROLLOUT}.engine_kwargs": Honoured("More arguments of vllm."),
     f"{_ROLLOUT}.n": Honoured("Responses per prompt."),
     f"{_ROLLOUT}.do_sample": Honoured("Sampling or greedy decoding in training."),
     f"{_ROLLOUT}.temperature": Honoured("The temperature of sampling and of every log-prob."),

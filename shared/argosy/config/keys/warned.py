@@ -63,23 +63,14 @@ WARNED: dict[str, Warned] = {
     f"{_ACTOR}.fsdp_config.entropy_checkpointing": Warned(_CHUNKS),
     # rollout
     f"{_ROLLOUT}.mode": Warned("every rollout is an asynchronous service", neutral=("async",)),
-    f"{_ROLLOUT}.tensor_model_parallel_size": Warned("the embedded engine is one process", neutral=(1,)),
     f"{_ROLLOUT}.data_parallel_size": Warned("the embedded engine is one process", neutral=(1,)),
     f"{_ROLLOUT}.expert_parallel_size": Warned("the embedded engine is one process", neutral=(1,)),
     f"{_ROLLOUT}.pipeline_model_parallel_size": Warned("the embedded engine is one process", neutral=(1,)),
     f"{_ROLLOUT}.n_gpus_per_node": Warned("the embedded engine is one process", neutral=(1,)),
-    f"{_ROLLOUT}.gpu_memory_utilization": Warned(
-        "the embedded engine takes memory for argosy.rollout.slot_count sequences, not a share of the GPU"
-    ),
-    f"{_ROLLOUT}.enforce_eager": Warned("the embedded engine never captures graphs", neutral=(True,)),
     f"{_ROLLOUT}.cudagraph_capture_sizes": Warned("the embedded engine never captures graphs", neutral=(None,)),
     f"{_ROLLOUT}.free_cache_engine": Warned(
         "rollout sleeps during updates where argosy.colocated=true", neutral=(False,)
     ),
-    f"{_ROLLOUT}.max_num_batched_tokens": Warned("see argosy.rollout.prefill_token_budget"),
-    f"{_ROLLOUT}.max_num_seqs": Warned("see argosy.rollout.slot_count"),
-    f"{_ROLLOUT}.enable_chunked_prefill": Warned("prefill is bounded by argosy.rollout.prefill_token_budget"),
-    f"{_ROLLOUT}.enable_prefix_caching": Warned("a group's prompt is always computed once", neutral=(True,)),
     f"{_ROLLOUT}.load_format": Warned("rollout loads the model's folder, then takes the trainer's weights"),
     f"{_ROLLOUT}.layered_summon": Warned(_SYNC, neutral=(False,)),
     f"{_ROLLOUT}.layer_name_map.*": Warned(_SYNC),
@@ -92,8 +83,6 @@ WARNED: dict[str, Warned] = {
         "log-probs are always those of the distribution sampled from", neutral=("processed_logprobs",)
     ),
     f"{_ROLLOUT}.skip_tokenizer_init": Warned("tokens go in and out", neutral=(True,)),
-    f"{_ROLLOUT}.engine_kwargs": Warned(_ENGINE, neutral=({}, None)),
-    f"{_ROLLOUT}.engine_kwargs.*": Warned(_ENGINE, neutral=(None, {})),
     f"{_ROLLOUT}.agent.num_workers": Warned("the controller sends every prompt itself"),
     f"{_ROLLOUT}.trace.*": Warned(_PROFILER, neutral=(None, False)),
     f"{_ROLLOUT}.profiler.*": Warned(_PROFILER, neutral=(None, False)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class RolloutConfig:
     """Sampling for training, and how old log-probs are computed."""
 
     name: str = "hf"
-    """The engine: "hf" is the embedded one, for any Hugging Face causal LM on CPU or GPU."""
+    """The engine: "hf" is the embedded one, for any Hugging Face causal LM on CPU or GPU; "vllm" and "sglang" need an
+    interpreter that has them (argosy.services.rollout.python); "simulated" has no model."""
     n: int = 1
     """Responses per prompt: the group's size. Group estimators (grpo) need at least 2."""
     do_sample: bool = True
@@ -43,6 +46,19 @@ class RolloutConfig:
     """Go on after the end token until max_response_length: for benchmarks."""
     max_model_len: int | None = None
     """Most tokens of prompt and response together; null: data.max_prompt_length + data.max_response_length."""
+    tensor_model_parallel_size: int = 1
+    """Processes of one rollout server that divide each matrix (vllm)."""
+    gpu_memory_utilization: float | None = None
+    """Share of a device's memory that vllm takes, above 0 and at most 1. null: 0.5 on GPUs; on CPUs its cache is
+    just as large as argosy.rollout.slot_count sequences of max_model_len need."""
+    enforce_eager: bool | None = None
+    """Whether vllm runs without captured graphs and compilation: slower steps, a start in seconds. null: on CPUs."""
+    enable_chunked_prefill: bool = True
+    """Whether vllm computes a long prompt in pieces, between decode steps."""
+    enable_prefix_caching: bool = True
+    """Whether vllm computes equal beginnings of prompts once. (The embedded engine always does.)"""
+    engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """More arguments of an engine, as {vllm: {NAME: VALUE}}, by the names of vLLM's AsyncEngineArgs."""
     log_prob_micro_batch_size_per_gpu: int | None = None
     """Sequences per forward when the trainer computes old log-probs; null: by log_prob_max_token_len_per_gpu."""
     log_prob_use_dynamic_bsz: bool = False

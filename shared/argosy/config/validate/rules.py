@@ -122,6 +122,8 @@ RANGES: dict[str, Range] = {
     f"{_ROLLOUT}.top_p": Range(0, 1, low_open=True),
     f"{_ROLLOUT}.repetition_penalty": POSITIVE,
     f"{_ROLLOUT}.max_model_len": Range(2),
+    f"{_ROLLOUT}.tensor_model_parallel_size": COUNT,
+    f"{_ROLLOUT}.gpu_memory_utilization": Range(0, 1, low_open=True),
     f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": COUNT,
     f"{_ROLLOUT}.log_prob_max_token_len_per_gpu": COUNT,
     f"{_VAL}.n": COUNT,
