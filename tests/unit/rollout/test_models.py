@@ -105,7 +105,7 @@ async def test_a_wrong_attention_is_found_by_the_self_check(
 
     monkeypatch.setattr(Decode, "_mask", lambda self, window, dtype: None)
     with pytest.raises(InvalidInputError, match="computes LlamaForCausalLM wrongly"):
-        await open_rollout(tiny)
+        await open_rollout(tiny, native_kernels=False)
 
 
 async def test_random_weights_in_place_of_missing_ones_are_refused(

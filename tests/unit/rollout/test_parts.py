@@ -37,7 +37,11 @@ def test_admits_in_order_within_slots_and_budget() -> None:
     queue = scheduler()
     queue.add([sample(k, length=11) for k in range(5)])
     assert admit(queue, budget=20) == [0, 1]
-    assert admit(queue, budget=5) == [2]  # the first always fits
+    assert admit(queue, budget=5) == []
+    assert queue.next is not None  # it stays the next one: pieces of its prefill make it cheaper
+    assert queue.next.request.sample_id.k == 2
+    assert admit(queue) == [2]
+    assert queue.next is None  # no slot
     assert admit(queue) == []
     assert [s.slot for s in queue.running] == [0, 1, 2]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -49,7 +50,7 @@ CAPABILITIES = Capabilities(
     updates_in_flight=True,
     transports=frozenset({"stream"}),
     sleep_levels=LEVELS,
-    adapter_sync=False,
+    adapter_sync=True,
     deterministic=True,
     version_spans=True,
 )  # fmt: skip
@@ -91,8 +92,7 @@ class HfEngine:
             )
         )
         probe = Probe.of(module)
-        model = adopt(module)
-        probe.verify(model)
+        model = probe.verify(adopt(module, native_kernels=options.native_kernels))
         state = module.state_dict()
         tied = find_tied(state)
         held = {tensor.dtype for tensor in state.values()}
@@ -271,9 +271,17 @@ class HfEngine:
         )
 
     async def close(self) -> None:
-        """See the Protocol."""
-        if self._loop is not None:
-            await asyncio.to_thread(self._loop.close)
+        """See the Protocol. May be given up: no thread of the event loop's own waits for an engine that is stuck."""
+        if self._loop is None:
+            return
+        closed: Future[None] = Future()
+
+        def close(loop: Loop) -> None:
+            loop.close()
+            closed.set_result(None)
+
+        threading.Thread(target=close, args=(self._loop,), name="close-engine", daemon=True).start()
+        await asyncio.shield(asyncio.wrap_future(closed))
 
     async def call(self, function: Callable[[], _Result]) -> _Result:
         """Run on the engine's thread between two steps. UnavailableError once the engine is closed."""

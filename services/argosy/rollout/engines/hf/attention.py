@@ -17,35 +17,64 @@ from torch import Tensor, nn
 ATTENTION_NAME = "argosy_slots"
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The tokens start … end - 1 of one sequence, whose earlier keys and values are in the store already."""
+
+    store: Tensor
+    """[2, L, at least end, K, D]; the pass fills its places start … end - 1."""
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
 @dataclass(slots=True)
 class Prefill:
-    """Whole sequences packed one after another: nothing sees another sequence's tokens."""
+    """Sequences, or pieces of them, packed one after another: nothing sees another sequence's tokens."""
 
-    lengths: Sequence[int]
-    """Tokens per sequence; they sum to N."""
-    store: Tensor
-    """[2, L, N, K, D], filled by the pass."""
+    spans: Sequence[Span]
+    """Their lengths sum to N."""
+    _masks: dict[tuple[int, int, int | None], Tensor | None] = field(init=False, default_factory=dict)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """query [1, H, N, D], key and value [1, K, N, D] → [1, N, H, D]."""
-        self.store[0, layer] = key[0].transpose(0, 1)
-        self.store[1, layer] = value[0].transpose(0, 1)
-        parts, start = [], 0
-        for length in self.lengths:
-            span = slice(start, start + length)
-            mask = _band(length, window, query.device) if window is not None and window < length else None
+        parts, place = [], 0
+        for span in self.spans:
+            here = slice(place, place + len(span))
+            keys, values = key[:, :, here], value[:, :, here]  # [1, K, length, D]
+            span.store[0, layer, span.start : span.end] = keys[0].transpose(0, 1)
+            span.store[1, layer, span.start : span.end] = values[0].transpose(0, 1)
+            if span.start:
+                keys = span.store[0, layer, : span.end].transpose(0, 1)[None]  # [1, K, end, D]
+                values = span.store[1, layer, : span.end].transpose(0, 1)[None]
+            mask = self._mask(span, window, query.device)
             out = F.scaled_dot_product_attention(
-                query[:, :, span],
-                key[:, :, span],
-                value[:, :, span],
+                query[:, :, here],
+                keys,
+                values,
                 attn_mask=mask,
                 is_causal=mask is None,
                 scale=scale,
                 enable_gqa=query.shape[1] != key.shape[1],
             )
             parts.append(out.transpose(1, 2))  # [1, length, H, D]
-            start += length
+            place += len(span)
         return torch.cat(parts, 1)
+
+    def _mask(self, span: Span, window: int | None, device: torch.device) -> Tensor | None:
+        """What each token of a span sees, bool [length, end]; None: plainly what comes before it. Made once a pass."""
+        seen = window if window is not None and window < span.end else None
+        if span.start == 0 and seen is None:
+            return None
+        key = (span.start, span.end, seen)
+        if key not in self._masks:
+            places = torch.arange(span.end, device=device)
+            distance = places[span.start :, None] - places[None, :]
+            mask = distance >= 0
+            self._masks[key] = mask if seen is None else mask & (distance < seen)
+        return self._masks[key]
 
 
 @dataclass(slots=True)
@@ -94,13 +123,6 @@ class Decode:
             mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
             self._masks[window] = mask[:, None, None, :]
         return self._masks[window]
-
-
-def _band(length: int, window: int, device: torch.device) -> Tensor:
-    """Causal mask that sees only the last `window` tokens, bool [length, length]."""
-    places = torch.arange(length, device=device)
-    distance = places[:, None] - places[None, :]
-    return (distance >= 0) & (distance < window)
 
 
 def _attend(

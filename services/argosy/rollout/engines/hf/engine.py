@@ -15,9 +15,9 @@ from torch import Tensor
 
 from argosy.rollout.engines.hf.batching import make_banned, make_penalties, make_settings, make_uniforms
 from argosy.rollout.engines.hf.prefixes import Prefix, PrefixStore
-from argosy.rollout.engines.hf.runner import Runner
+from argosy.rollout.engines.hf.runner import Fill, Runner
 from argosy.rollout.engines.hf.sample import Sample
-from argosy.rollout.engines.hf.sampler import Settings, draw
+from argosy.rollout.engines.hf.sampler import Settings
 from argosy.rollout.engines.hf.scheduler import Scheduler
 from argosy.rollout.engines.hf.stops import Decode
 from argosy.types.ids import PolicyVersion
@@ -60,6 +60,8 @@ class Engine:
         self._prefill_token_budget = prefill_token_budget
         self._threads = threads
         self._settings: Settings | None = None
+        self._ahead: Fill | None = None
+        """A prompt longer than the budget, of which pieces are computed before its sample is admitted."""
         self._commands: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._wake = threading.Condition()
         self._closing = False
@@ -138,8 +140,13 @@ class Engine:
             self._fail(self.scheduler.remove_waiting(None), error)
             raise
         self.version = version
-        self.prefixes.clear()
+        self.forget()
         self.scheduler.preempt()
+
+    def forget(self) -> None:
+        """Drop every key and value that is kept for samples to come."""
+        self.prefixes.clear()
+        self._ahead = None
         self._settings = None
 
     def step(self) -> None:
@@ -152,14 +159,14 @@ class Engine:
         device = logits.device
         if self._settings is None:
             self._settings = make_settings(samples, logits.shape[1], device)
-        tokens, log_probs = draw(
+        tokens, log_probs = self.runner.draw(
             logits,
-            make_uniforms(samples).to(device),
+            make_uniforms(samples),
             self._settings,
             make_penalties(samples, device),
             make_banned(samples, device),
         )
-        self._collect(tokens.tolist(), log_probs.tolist())
+        self._collect(tokens, log_probs)
 
     def _collect(self, tokens: list[int], log_probs: list[float]) -> None:
         """Hand each running sample its token; release those that end."""
@@ -191,10 +198,11 @@ class Engine:
             if prefix in planned or self.prefixes.get(prefix) is not None:
                 return 0
             planned.add(prefix)
-            return len(prefix)
+            return self._ahead.remaining if self._ahead is not None and self._ahead.ids == prefix else len(prefix)
 
         admitted = self.scheduler.admit(self._prefill_token_budget, cost)
         if not admitted:
+            self._fill_ahead()
             return
         self._settings = None
         entries, owners = self._entries_for(admitted)
@@ -213,8 +221,20 @@ class Engine:
         for prefix, sample in owners.items():
             # Only whole prompts are worth keeping: nobody shares a sampled answer.
             if not sample.token_ids:
-                # A copy: a view would keep the whole pass alive, however little of it is wanted.
-                self.prefixes.put(prefix, entries[prefix].clone())
+                self.prefixes.put(prefix, entries[prefix])
+
+    def _fill_ahead(self) -> None:
+        """One piece, as long as a step may compute, of the prompt that is too long to be admitted at once."""
+        sample = self.scheduler.next
+        if sample is not None:
+            self._ahead = self._fill_of(sample.prefix)
+            self.runner.prefill([self._ahead], self._prefill_token_budget)
+
+    def _fill_of(self, prefix: Prefix) -> Fill:
+        """The one that is begun, or a new one."""
+        if self._ahead is not None and self._ahead.ids == prefix:
+            return self._ahead
+        return self.runner.begin(prefix)
 
     def _entries_for(self, admitted: Sequence[Sample]) -> tuple[dict[Prefix, Tensor], dict[Prefix, Sample]]:
         """Keys and values of every prefix, and the sample for which each missing one was computed, once."""
@@ -228,7 +248,11 @@ class Engine:
             elif prefix:
                 owners.setdefault(prefix, sample)
         if owners:
-            entries |= zip(owners, self.runner.prefill(list(owners)), strict=True)
+            fills = [self._fill_of(prefix) for prefix in owners]
+            self.runner.prefill(fills)
+            entries |= {prefix: fill.store for prefix, fill in zip(owners, fills, strict=True)}
+            if self._ahead in fills:
+                self._ahead = None
         return entries, owners
 
     def _release(self, sample: Sample) -> None:
@@ -247,8 +271,7 @@ class Engine:
     def _fail(self, samples: Sequence[Sample], error: Exception) -> None:
         for sample in samples:
             sample.complete(FinishReason.FAILED, self._decode, f"{type(error).__name__}: {error}")
-        self.prefixes.clear()
-        self._settings = None
+        self.forget()
 
     @property
     def _has_work(self) -> bool:

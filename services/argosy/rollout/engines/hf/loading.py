@@ -10,6 +10,7 @@ from torch import nn
 
 from argosy.modeling.loading import ModelSource, load_plain
 from argosy.rollout.engines.hf.attention import ATTENTION_NAME, register
+from argosy.rollout.engines.hf.native.model import NativeDecoder
 from argosy.types.errors import InvalidInputError
 
 _UNSUPPORTED = {
@@ -37,6 +38,8 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     dtype: torch.dtype
     device: torch.device
+    native: NativeDecoder | None = None
+    """Computes decode steps in the module's place."""
 
 
 def load_module(source: ModelSource) -> nn.Module:
@@ -50,8 +53,12 @@ def load_module(source: ModelSource) -> nn.Module:
     return loaded
 
 
-def adopt(module: Any) -> LoadedModel:
-    """Route a causal LM's attention through the engine. The model must be this engine's own: it is changed in place."""
+def adopt(module: Any, *, native_kernels: bool = True) -> LoadedModel:
+    """Route a causal LM's attention through the engine. The model must be this engine's own: it is changed in place.
+
+    Args:
+        native_kernels: Let the library of `native/` compute decode steps, where it can.
+    """
     config = module.config.get_text_config()
     register()
     module.set_attn_implementation(ATTENTION_NAME)
@@ -69,6 +76,7 @@ def adopt(module: Any) -> LoadedModel:
         eos_token_ids=frozenset(token for token in eos_ids(module) if 0 <= token < vocab_size),
         dtype=weight.dtype,
         device=weight.device,
+        native=NativeDecoder.of(module) if native_kernels else None,
     )
 
 

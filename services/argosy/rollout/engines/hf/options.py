@@ -33,9 +33,11 @@ class HfRolloutOptions:
     max_waiting: int = 65536
     """Samples that may wait for a slot; more is OverloadedError."""
     prefill_token_budget: int = 4096
-    """Prompt tokens that one step computes at most (one longer prompt goes alone)."""
+    """Prompt tokens that one step computes at most; a longer prompt comes in pieces, decode steps between them."""
     prefix_token_budget: int = 8192
     """Prompt tokens whose keys and values are kept for sharing; 0 shares only among samples admitted together."""
+    native_kernels: bool = True
+    """Compute decode steps with the compiled library where model, CPU and compiler allow it (see `native/`)."""
     deterministic: bool = False
     """Answer the calls of `generate` one after another, each admitted in sample-id order: bit for bit repeatable."""
     stream_interval_tokens: int = 16

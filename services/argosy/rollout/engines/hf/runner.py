@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from argosy.rollout.engines.hf.attention import Decode, Prefill
+from argosy.rollout.engines.hf.attention import Decode, Prefill, Span
 from argosy.rollout.engines.hf.loading import LoadedModel
+from argosy.rollout.engines.hf.sampler import Banned, Penalties, Settings, draw
 from argosy.rollout.engines.hf.slots import SlotCache
 
 _SPAN_ROUNDING = 16
 """The tokens that attention looks at are rounded up to it: fewer shapes, aligned rows."""
+
+
+@dataclass(slots=True, eq=False)
+class Fill:
+    """Keys and values of a sequence that are being computed, in one piece or in several."""
+
+    ids: Sequence[int]
+    store: Tensor
+    """[2, L, P, K, D], of which the first `done` tokens are there."""
+    done: int = 0
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to compute."""
+        return len(self.ids) - self.done
 
 
 class Runner:
@@ -31,30 +47,42 @@ class Runner:
             device=model.device,
         )
 
+    def begin(self, ids: Sequence[int]) -> Fill:
+        """Room for a sequence's keys and values, none of which are computed yet."""
+        model = self.model
+        shape = (2, model.layer_count, len(ids), model.kv_head_count, model.head_size)
+        return Fill(ids, torch.empty(shape, dtype=model.dtype, device=model.device))
+
     @torch.inference_mode()
-    def prefill(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Keys and values of whole sequences, computed in one packed pass; one [2, L, P, K, D] each."""
-        model, lengths = self.model, [len(sequence) for sequence in sequences]
-        count = sum(lengths)
-        shape = (2, model.layer_count, count, model.kv_head_count, model.head_size)
-        plan = Prefill(lengths, torch.empty(shape, dtype=model.dtype, device=model.device))
-        ids = torch.tensor([[token for sequence in sequences for token in sequence]])
-        positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    def prefill(self, fills: Sequence[Fill], token_budget: int | None = None) -> None:
+        """Compute what remains of each, in one packed pass; with a budget, at most so many tokens of each."""
+        model, spans = self.model, []
+        ids: list[int] = []
+        for fill in fills:
+            end = len(fill.ids) if token_budget is None else min(len(fill.ids), fill.done + token_budget)
+            spans.append(Span(fill.store, fill.done, end))
+            ids.extend(fill.ids[fill.done : end])
+        positions = torch.cat([torch.arange(span.start, span.end) for span in spans])[None]
         # No mask and no cache: with either, transformers lets packed sequences see each other (FACTS).
         model.backbone(
-            input_ids=ids.to(model.device),
+            input_ids=torch.tensor([ids]).to(model.device),
             position_ids=positions.to(model.device),
             use_cache=False,
-            argosy_plan=plan,
+            argosy_plan=Prefill(spans),
         )
-        ends = list(itertools.accumulate(lengths))
-        return [plan.store[:, :, end - length : end] for length, end in zip(lengths, ends, strict=True)]
+        for fill, span in zip(fills, spans, strict=True):
+            fill.done = span.end
 
     @torch.inference_mode()
     def decode(self, inputs: Sequence[int], cached: Sequence[int]) -> Tensor:
-        """Logits [B, V] after feeding one token to each of the first B rows, whose caches hold `cached` tokens."""
+        """Logits [B, V] after feeding one token to each of the first B rows, whose caches hold `cached` tokens.
+
+        They may be overwritten by the next call.
+        """
         model, longest = self.model, max(cached) + 1
         self.slots.reserve(longest)
+        if model.native is not None:
+            return model.native.decode(inputs, cached, self.slots.data)
         positions = torch.tensor(cached).to(model.device)
         span = min(-(-longest // _SPAN_ROUNDING) * _SPAN_ROUNDING, self.slots.capacity)
         output = model.module(
@@ -65,3 +93,18 @@ class Runner:
         )
         logits: Tensor = output.logits[:, 0]
         return logits
+
+    def draw(
+        self,
+        logits: Tensor,
+        uniforms: Tensor,
+        settings: Settings,
+        penalties: Penalties | None = None,
+        banned: Banned | None = None,
+    ) -> tuple[list[int], list[float]]:
+        """One token for each row of what `decode` gave, and its log-prob; see `sampler.draw`."""
+        native = self.model.native
+        if native is not None and settings.filtered is None and penalties is None and banned is None:
+            return native.draw(uniforms, settings)
+        found = draw(logits.contiguous(), uniforms.to(logits.device), settings, penalties, banned)
+        return found[0].tolist(), found[1].tolist()

@@ -68,25 +68,33 @@ class Scheduler:
                 self.waiting = deque(sorted(self.waiting, key=lambda pair: _urgency(pair[1])))
 
     def admit(self, token_budget: int, cost: Callable[[Sample], int]) -> list[Sample]:
-        """Move samples from the queue to free slots while their prefill fits the budget; the first always fits."""
+        """Move samples from the queue to free slots while their prefill fits the budget.
+
+        One that costs more than the whole budget stays `next` until pieces of its prefill have brought the cost down.
+        """
         admitted: list[Sample] = []
-        while self.waiting and len(self.running) < self._slot_count:
-            cohort, sample = self.waiting[0]
-            if self._deterministic and self._running_cohort not in (None, cohort):
-                break
-            if not self._has_memory_for(sample):
-                break
+        while (sample := self.next) is not None:
             tokens = cost(sample)
-            if admitted and tokens > token_budget:
+            if tokens > token_budget:
                 break
             token_budget -= tokens
-            self.waiting.popleft()
+            cohort, _ = self.waiting.popleft()
             self._promised += sample.most_tokens
             self._running_cohort = cohort
             sample.slot = len(self.running)
             self.running.append(sample)
             admitted.append(sample)
         return admitted
+
+    @property
+    def next(self) -> Sample | None:
+        """The sample whose turn it is, if there is a slot and memory for it."""
+        if not self.waiting or len(self.running) >= self._slot_count:
+            return None
+        cohort, sample = self.waiting[0]
+        if self._deterministic and self._running_cohort not in (None, cohort):
+            return None
+        return sample if self._has_memory_for(sample) else None
 
     def _has_memory_for(self, sample: Sample) -> bool:
         if not self._kv_token_count or not self.running:

@@ -1,0 +1,236 @@
+"""A Hugging Face module's weights as `decode.cpp` reads them, and its two calls.
+
+The projections that read the same input (q, k, v; gate, up) are stored as one matrix each. The module's parameters
+become views of it: nothing is held twice, and a weight update that copies into the state dict reaches both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from argosy.rollout.engines.hf.native.compiler import load_library
+from argosy.rollout.engines.hf.native.layout import (
+    CDF_BLOCK,
+    HEAD_SIZES,
+    LANES,
+    TILE_DEPTH,
+    LayerStruct,
+    ModelStruct,
+    StepStruct,
+)
+from argosy.rollout.engines.hf.sampler import Settings
+
+_ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+"""Classes whose forward pass is the one that decode.cpp computes; anything else runs its own code."""
+_STATIC_ROTARY = {"default", "linear", "llama3", "yarn"}
+"""Rotary embeddings whose table doesn't depend on how long a sequence is."""
+
+
+class NativeDecoder:
+    """Runs the decode steps of one module; for one thread. Make it with `of`."""
+
+    def __init__(self, library: ctypes.CDLL, module: nn.Module) -> None:
+        self._library = library
+        model: Any = module
+        self._module = model
+        self.vocab_size = int(model.config.vocab_size)
+        self._struct: ModelStruct | None = None
+        self._kept: list[Any] = []
+        """What the library holds addresses of."""
+        self._table: tuple[Tensor, Tensor] | None = None
+        self.release_buffers()
+        self.bind()
+
+    @classmethod
+    def of(cls, module: nn.Module) -> NativeDecoder | None:
+        """A decoder for the module, whose parameters become views of joined ones; None if there can be none here."""
+        if not _fits(module):
+            return None
+        library = load_library()
+        dtype: torch.dtype = next(module.parameters()).dtype
+        if library is None or (dtype == torch.bfloat16 and not library.argosy_can_bf16()):
+            return None
+        return cls(library, module)
+
+    def bind(self) -> None:
+        """Join the parameters and take their addresses; again whenever they have new memory."""
+        model, config = self._module.model, self._module.config
+        attention = model.layers[0].self_attn
+        self._kept = []
+        layers = (LayerStruct * len(model.layers))(*(self._layer(layer) for layer in model.layers))
+        self._struct = ModelStruct(
+            layers=len(layers),
+            hidden=int(config.hidden_size),
+            heads=int(config.num_attention_heads),
+            kv_heads=int(config.num_key_value_heads),
+            head_size=int(attention.head_dim),
+            inner=int(config.intermediate_size),
+            vocab=self.vocab_size,
+            is_bf16=int(model.embed_tokens.weight.dtype == torch.bfloat16),
+            eps=float(config.rms_norm_eps),
+            scale=float(attention.scaling),
+            embedding=self._address(model.embed_tokens.weight),
+            norm=self._address(model.norm.weight),
+            head=self._address(self._module.lm_head.weight),
+            layer=layers,
+        )
+        self._table = None
+
+    def unbind(self) -> None:
+        """Let go of the parameters. Nothing can be decoded until `bind`."""
+        self._struct, self._kept, self._table = None, [], None
+
+    def release_buffers(self) -> None:
+        """Free what steps write to; the next one makes it anew."""
+        self._logits = torch.empty(0)
+        self._scratch = torch.empty(0)
+        self._sums = torch.empty(0, dtype=torch.float64)
+
+    def decode(self, inputs: Sequence[int], cached: Sequence[int], cache: Tensor) -> Tensor:
+        """Logits after one token for each of the first B rows of a cache.
+
+        Args:
+            inputs: B token ids.
+            cached: B counts of tokens that the rows hold: the places of the new ones.
+            cache: [2, L, S, T, K, D], contiguous, in the module's dtype; the new keys and values are written to it.
+
+        Returns:
+            [B, V] float32, a view of memory that the next call overwrites.
+        """
+        if self._struct is None:
+            raise RuntimeError("the native decoder is not bound to weights")
+        rows, threads, slots, tokens = len(inputs), torch.get_num_threads(), cache.shape[2], cache.shape[3]
+        padded = -(-rows // LANES) * LANES
+        self._reach(tokens)
+        self._reserve(padded, tokens, threads)
+        ids, positions = np.array(inputs, np.int64), np.array(cached, np.int64)
+        step = StepStruct(
+            rows=rows,
+            threads=threads,
+            ids=ids.ctypes.data,
+            positions=positions.ctypes.data,
+            cache=cache.data_ptr(),
+            slots=slots,
+            tokens=tokens,
+            logits=self._logits.data_ptr(),
+            scratch=self._scratch.data_ptr(),
+        )
+        self._library.argosy_decode(self._struct, step)
+        return self._logits[: self.vocab_size * padded].view(self.vocab_size, padded)[:, :rows].t()
+
+    def draw(self, uniforms: Tensor, settings: Settings) -> tuple[list[int], list[float]]:
+        """One token for each row of the last `decode`, and its log-prob; see `sampler.draw`. Without filters."""
+        rows = len(uniforms)
+        padded = -(-rows // LANES) * LANES
+        # Per block of tokens and row: a float64 sum, a float32 peak and an int32 place; and a float32 peak a row.
+        size = padded * (2 * -(-self.vocab_size // CDF_BLOCK) + 1)
+        if self._sums.numel() < size:
+            self._sums = torch.empty(size, dtype=torch.float64)
+        temperature = greedy = None
+        if settings.temperature is not None:
+            temperature = np.ones(padded, np.float32)
+            temperature[:rows] = settings.temperature.numpy()
+        if settings.greedy is not None:
+            greedy = settings.greedy.numpy().astype(np.uint8)
+        noise = uniforms.numpy()
+        tokens, log_probs = np.empty(rows, np.int64), np.empty(rows, np.float32)
+        self._library.argosy_draw(
+            self._logits.data_ptr(),
+            self.vocab_size,
+            rows,
+            torch.get_num_threads(),
+            None if temperature is None else temperature.ctypes.data,
+            None if greedy is None else greedy.ctypes.data,
+            noise.ctypes.data,
+            self._sums.data_ptr(),
+            tokens.ctypes.data,
+            log_probs.ctypes.data,
+        )
+        return tokens.tolist(), log_probs.tolist()
+
+    def _reserve(self, padded: int, tokens: int, threads: int) -> None:
+        # Kept from step to step: fresh megabytes would cost a page fault each 4 KiB.
+        size = self._library.argosy_scratch_size(self._struct, padded, tokens, threads)
+        if self._scratch.numel() < size:
+            self._scratch = torch.zeros(size)
+        if self._logits.numel() < self.vocab_size * padded:
+            self._logits = torch.empty(self.vocab_size * padded)
+
+    def _reach(self, length: int) -> None:
+        """Make cos and sin of positions 0 … length - 1, [length, D] float32, with the module's own embedding."""
+        if self._table is not None and len(self._table[0]) >= length:
+            return
+        assert self._struct is not None
+        like = torch.empty(1, dtype=self._module.model.embed_tokens.weight.dtype)
+        cos, sin = self._module.model.rotary_emb(like, torch.arange(length)[None])
+        self._table = (cos[0].float().contiguous(), sin[0].float().contiguous())
+        self._struct.cos, self._struct.sin = (part.data_ptr() for part in self._table)
+
+    def _layer(self, layer: Any) -> LayerStruct:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        return LayerStruct(
+            qkv=self._joined([linear.weight for linear in projections]),
+            out=self._address(attention.o_proj.weight),
+            gate_up=self._joined([mlp.gate_proj.weight, mlp.up_proj.weight]),
+            down=self._address(mlp.down_proj.weight),
+            qkv_bias=self._joined([linear.bias for linear in projections]),
+            out_bias=self._address(attention.o_proj.bias),
+            input_norm=self._address(layer.input_layernorm.weight),
+            post_norm=self._address(layer.post_attention_layernorm.weight),
+            q_norm=self._address(attention.q_norm.weight if hasattr(attention, "q_norm") else None),
+            k_norm=self._address(attention.k_norm.weight if hasattr(attention, "k_norm") else None),
+            window=getattr(attention, "sliding_window", None) or 0,
+        )
+
+    def _joined(self, parts: Sequence[Tensor | None]) -> int | None:
+        """The address of parameters as one tensor, of which they become views; None if the model has none of them."""
+        present = [part for part in parts if part is not None]
+        if not present:
+            return None
+        whole = torch.cat([part.data for part in present])
+        start = 0
+        for part in present:
+            part.data = whole[start : start + len(part)]
+            start += len(part)
+        return self._address(whole)
+
+    def _address(self, tensor: Tensor | None) -> int | None:
+        if tensor is None:
+            return None
+        if not tensor.is_contiguous():
+            tensor.data = tensor.data.contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+def _fits(module: Any) -> bool:
+    """Whether decode.cpp computes this model: architecture, sizes, dtype and device."""
+    if type(module).__name__ not in _ARCHITECTURES:
+        return False
+    config, layers, head = module.config, module.model.layers, module.lm_head
+    attention = layers[0].self_attn
+    kinds = {(parameter.dtype, parameter.device.type) for parameter in module.parameters()}
+    depth = TILE_DEPTH if torch.bfloat16 in {dtype for dtype, _ in kinds} else LANES
+    sizes = (config.hidden_size, config.intermediate_size, attention.o_proj.in_features)
+    rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    unexpected = [head.bias, *(linear.bias for layer in layers for linear in _inner_linears(layer))]
+    return (
+        kinds in ({(torch.float32, "cpu")}, {(torch.bfloat16, "cpu")})
+        and config.hidden_act == "silu"
+        and rotary in _STATIC_ROTARY
+        and attention.head_dim in HEAD_SIZES
+        and all(size % depth == 0 for size in sizes)
+        and head.weight.shape[0] == config.vocab_size >= LANES
+        and all(bias is None for bias in unexpected)
+    )
+
+
+def _inner_linears(layer: Any) -> tuple[Any, ...]:
+    return layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj
