@@ -6,8 +6,10 @@
     4. learn the run's term from membership, serve, and become READY (a rollout without current weights: STALE)
     5. SIGTERM or SIGINT: DRAINING, finish what runs, deregister, exit 0. A second one ends at once.
 
-A core may have, all optional: `async start()`, `async wait_failed() -> BaseException` (returns when it can't work any
-more: the process then ends with exit code 1, so that nobody waits for a dead engine), `close()` (sync or async).
+A core may have, all optional: `async start()` (what is left of loading, and a warm-up), `async wait_failed() ->
+BaseException` (returns when it can't work any more: the process then ends with exit code 1, so that nobody waits for a
+dead engine), `async status()`, whose `state` says what membership and health tell ("stuck": health answers NOT_SERVING
+until the core moves again), `close()` (sync or async).
 """
 
 from __future__ import annotations
@@ -152,6 +154,7 @@ class _Process:
         self._host = host
         self._port = port
         self._core: Any = None
+        self._stuck = False
 
     async def run(self) -> int:
         """The exit code; exceptions are failures."""
@@ -197,15 +200,15 @@ class _Process:
         # gRPC warns for each servicer that is added to a running server, but only its fast lookup needs them earlier.
         logging.getLogger("grpc._cython.cygrpc").setLevel(logging.ERROR)
         names = self._service.add_to_server(self._core, server.server, server.gate, self._config)
-        if hasattr(self._core, "start"):
-            await self._core.start()
+        if hasattr(self._core, "start") and not await _first(self._core.start(), stop.wait()):
+            return 0  # stopped while warming up
         run_id = self._config.argosy.run_id
         if run_id:
             server.gate.terms.adopt(run_id, await membership.current_term(run_id))
         await server.serve(names)
-        await self._report(registration)
+        await self._report(server, registration)
         _LOG.info("ready at %s", server.address)
-        reporting = asyncio.ensure_future(self._keep_reporting(registration))
+        reporting = asyncio.ensure_future(self._keep_reporting(server, registration))
         failing = asyncio.ensure_future(self._failure())
         try:
             await _first(stop.wait(), failing, reporting)
@@ -246,15 +249,20 @@ class _Process:
         failure: BaseException = await self._core.wait_failed()
         return failure
 
-    async def _keep_reporting(self, registration: Registration) -> BaseException:
+    async def _keep_reporting(self, server: RpcServer, registration: Registration) -> BaseException:
         while True:
             await asyncio.sleep(_REPORT_S)
-            await self._report(registration)
+            await self._report(server, registration)
 
-    async def _report(self, registration: Registration) -> None:
-        """Publish the core's version and state when they have changed."""
+    async def _report(self, server: RpcServer, registration: Registration) -> None:
+        """Publish the core's version and state when they have changed; health says whether it moves."""
         status = await self._core.status() if hasattr(self._core, "status") else None
         state = _STATES.get(getattr(status, "state", ""), MemberState.READY)
+        stuck = state is MemberState.QUARANTINED
+        if stuck != self._stuck:
+            self._stuck = stuck
+            _LOG.log(logging.ERROR if stuck else logging.INFO, "the core %s", "is stuck" if stuck else "moves again")
+            await server.set_serving(not stuck)
         version = getattr(status, "version", None)
         if registration.member.state is not state or (version and registration.member.version != version):
             await registration.update(state=state, version=version)
@@ -315,7 +323,12 @@ class _Process:
         return stop
 
 
-_STATES = {"stale": MemberState.STALE, "asleep": MemberState.STALE, "draining": MemberState.DRAINING}
+_STATES = {
+    "stale": MemberState.STALE,
+    "asleep": MemberState.STALE,
+    "draining": MemberState.DRAINING,
+    "stuck": MemberState.QUARANTINED,
+}
 
 
 async def _first(*works: Awaitable[Any]) -> bool:

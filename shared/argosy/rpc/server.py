@@ -6,6 +6,10 @@ names = reward_service.add_to_server(core, server.server, gate)
 await server.serve(names)                        # reflection knows the services; health answers SERVING
 ...
 await server.stop(grace_s=10)
+
+Health has two questions (`grpc.health.v1`; the answers wait for no computing). Readiness, asked as "" or by a service's
+name: does it answer calls? Not while a model loads, nor while an engine is stuck. Liveness, asked as "liveness": does
+the process itself still turn? A checker that restarts processes asks that one; it says SERVING from `start` to `stop`.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from argosy.types.errors import StateError
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+LIVENESS = "liveness"
+"""What to ask health for, to learn whether the process lives, ready or not."""
 
 
 class RpcServer:
@@ -76,7 +82,8 @@ class RpcServer:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     async def start(self) -> None:
-        """Accept connections. Health answers NOT_SERVING until `serve`."""
+        """Accept connections. Health answers NOT_SERVING until `serve`, but for LIVENESS."""
+        await self._health.set(LIVENESS, SERVING)
         await self.set_serving(False)
         await self.server.start()
 
