@@ -328,7 +328,10 @@ def test_a_restored_state_repeats_the_step_bit_for_bit(subject: Subject) -> None
     expected = {name: tensor.clone() for name, tensor in backend.state().model.items()}
     assert any(not torch.equal(tensor, kept.model[name]) for name, tensor in expected.items())
     backend.load_state(kept)
-    step()
+    backend.forward_backward(batch, FULL_LOSS, global_normalizer(batch))
+    backend.offload()  # others use the device in between: gradients, too, are there again afterwards
+    backend.onload()
+    backend.optim_step(1e-3)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in backend.state().model.items())
 
 

@@ -96,6 +96,24 @@ async def test_log_probs_agree_and_are_matched_by_id(form: Form, make_trainer: M
             np.testing.assert_allclose(found[sample], values, atol=1e-6)
 
 
+async def test_off_the_device_it_comes_back_by_itself_when_it_computes(form: Form, make_trainer: MakeTrainer) -> None:
+    core = make_trainer()
+    policy = await form.policy(core)
+    calls: list[str] = []
+    for name in ("offload", "onload"):
+        plain = getattr(core._backend, name)
+        setattr(core._backend, name, lambda name=name, plain=plain: (calls.append(name), plain()))
+    first = await policy.update(batch_of(), CONFIG, mutation(expected_step=0))
+    for _ in range(2):
+        await policy.offload(mutation())
+    assert calls == ["offload"]
+    second = await policy.update(batch_of(), CONFIG, mutation(expected_step=first.step))
+    assert (second.step, calls) == (2, ["offload", "onload"])
+    await policy.offload(mutation())
+    await policy.compute_log_probs(batch_of(advantages=False), COLUMNS, temperature=1.0, deadline_s=DEADLINE_S)
+    assert calls == ["offload", "onload"] * 2
+
+
 @pytest.mark.parametrize(
     ("columns", "temperature"), [(("log_probs", "nonsense"), 1.0), (("log_probs",), 0.0), (("log_probs",), -1.0)]
 )

@@ -272,7 +272,6 @@ class Controller:
     async def _sync(self) -> None:
         self._stage(self.state.step, "update_weights")
         with span("stage.sync", step=self.state.step):
-            await self._rollout.wake(self.state.step)
             self.state.version = await publish_and_sync(self.ctx, self._rollout, self.state.step)
         self._control.view.step, self._control.view.version = self.state.step, self.state.version
         self._parity.begin(self.state.step)

@@ -34,9 +34,9 @@ from argosy.types.records import (
     TrainerStatus,
     TransferOffer,
     UpdateConfig,
+    WeightsForm,
     WeightsManifest,
 )
-from argosy.weightsync import Snapshot
 from argosy.weightsync.hosts import host_id
 from argosy.weightsync.transfers import Transfers
 from argosy.weightsync.transports import TRANSPORTS
@@ -44,6 +44,9 @@ from argosy.weightsync.transports import TRANSPORTS
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
+
+_OFF_DEVICE = frozenset({"offload", "save_checkpoint"})
+"""Mutations that need nothing on the device: a save copies to main memory from wherever things are."""
 
 
 class Trainer:
@@ -58,15 +61,15 @@ class Trainer:
         self._prefix = "critic" if options.value_head else "actor"  # of metrics
         self._thread = Computing(options.threads)
         self._answers = Answers()
-        self._published = PublishedWeights()
+        self._published = PublishedWeights(options.publish_dtype, delta=options.send.delta)
         self._transfers = Transfers(options.send)
         self._backend = make_backend(options)
         self._thread.watch(self._backend)
         self._step = 0
         self._revision = 0  # counts changes of the weights
-        self._published_revision = -1
         self._pending: _Pending | None = None
         self._saves = Saves()
+        self._offloaded = False
         self._damage = ""  # why nothing but load_checkpoint is allowed
 
     def close(self) -> None:
@@ -120,6 +123,7 @@ class Trainer:
         given_up = False
 
         def compute() -> TrajectoryBatch:
+            self._on_device()
             return self._backend.evaluate(batch, columns, temperature, lambda: given_up)
 
         try:
@@ -278,7 +282,25 @@ class Trainer:
 
     # Weights and checkpoints
 
-    async def publish_weights(self, lineage: str, step: int, ctx: Mutation) -> WeightsManifest:
+    async def offload(self, ctx: Mutation) -> None:
+        """Leave the device to others until something is computed again."""
+
+        def compute() -> None:
+            if not self._offloaded:
+                self._backend.offload()
+                self._offloaded = True
+
+        await self._mutate("offload", ctx, compute)
+
+    def _on_device(self) -> None:
+        """Before anything is computed."""
+        if self._offloaded:
+            self._backend.onload()
+            self._offloaded = False
+
+    async def publish_weights(
+        self, lineage: str, step: int, ctx: Mutation, *, form: WeightsForm = WeightsForm.MERGED
+    ) -> WeightsManifest:
         """Freeze the current weights as a version, and serve it until the next one. Unchanged weights cost nothing."""
 
         if self._options.value_head:
@@ -287,18 +309,7 @@ class Trainer:
             )
 
         def compute() -> WeightsManifest:
-            current = self._published.snapshot
-            if current is not None and self._published_revision == self._revision:
-                version = current.manifest.version
-                if (version.lineage, version.step) == (lineage, step):
-                    return current.manifest
-            weights, tied = self._backend.weights()
-            snapshot = Snapshot.freeze(
-                lineage, step, weights, tied=tied, dtype=self._options.publish_dtype, reuse=current
-            )
-            self._published.snapshot = snapshot
-            self._published_revision = self._revision
-            return snapshot.manifest
+            return self._published.publish(self._backend, lineage, step, form, self._revision)
 
         return await self._mutate("publish_weights", ctx, compute)
 
@@ -352,7 +363,7 @@ class Trainer:
             self._pending = None
             self._step = step
             self._revision += 1
-            self._published.snapshot = None
+            self._published.forget()
             self._damage = ""
             return self._status(None)
 
@@ -394,6 +405,8 @@ class Trainer:
                     actual_step=str(self._step),
                     expected_step=str(ctx.expected_step),
                 )
+            if method not in _OFF_DEVICE:
+                self._on_device()
             return compute()
 
         return checked

@@ -20,6 +20,7 @@ from argosy.rpc.codec.trainer import (
     step_result_to_pb,
     trainer_status_to_pb,
     update_config_from_pb,
+    weights_form_from_pb,
 )
 from argosy.rpc.gate import Gate, remaining_s
 from argosy.types.batch import TrajectoryBatch
@@ -147,13 +148,24 @@ class TrainerServicer(trainer_service_pb2_grpc.TrainerServiceServicer):
 
         return await self._gate.mutate("ExportModel", request.context, context, work)
 
+    async def Offload(self, request: pb.OffloadRequest, context: Context) -> pb.OffloadResponse:
+        """See the proto."""
+
+        async def work(ctx: Mutation) -> pb.OffloadResponse:
+            await self._core.offload(ctx)
+            return pb.OffloadResponse(context=await self._respond())
+
+        return await self._gate.mutate("Offload", request.context, context, work)
+
     async def PublishWeights(self, request: pb.PublishWeightsRequest, context: Context) -> pb.PublishWeightsResponse:
         """See the proto."""
         if not request.lineage:
             raise InvalidInputError("lineage is empty: a version needs a line of descent", field="lineage")
 
         async def work(ctx: Mutation) -> pb.PublishWeightsResponse:
-            manifest = await self._core.publish_weights(request.lineage, request.step, ctx)
+            manifest = await self._core.publish_weights(
+                request.lineage, request.step, ctx, form=weights_form_from_pb(request.form)
+            )
             return pb.PublishWeightsResponse(
                 context=self._gate.respond(manifest.version), manifest=manifest_to_pb(manifest)
             )

@@ -15,6 +15,7 @@ from argosy.types.records import (
     TrainerStatus,
     TransferOffer,
     UpdateConfig,
+    WeightsForm,
     WeightsManifest,
 )
 
@@ -64,6 +65,13 @@ class Training(Protocol):
         """Restore all that save_checkpoint wrote. CorruptDataError names a missing or damaged part."""
         ...
 
+    async def offload(self, ctx: Mutation) -> None:
+        """Leave the device to others: weights and optimizer state move to main memory, freed memory to the system.
+
+        The next call that computes brings them back by itself. Gradients that wait for their optim_step are kept.
+        """
+        ...
+
     async def export_hf(self, path: str, ctx: Mutation) -> Sequence[str]:
         """Write the weights as a Hugging Face model folder with tokenizer and chat template."""
         ...
@@ -81,8 +89,14 @@ class Policy(Training, Protocol):
         """
         ...
 
-    async def publish_weights(self, lineage: str, step: int, ctx: Mutation) -> WeightsManifest:
-        """Freeze a snapshot of the current weights as a version, and serve it as a WeightSource until the next one."""
+    async def publish_weights(
+        self, lineage: str, step: int, ctx: Mutation, *, form: WeightsForm = WeightsForm.MERGED
+    ) -> WeightsManifest:
+        """Freeze a snapshot of the current weights as a version, and serve it as a WeightSource until the next one.
+
+        StateError on a form other than MERGED without a LoRA adapter that one rank and alpha tell. The version of BASE
+        has step 0 whatever `step` says.
+        """
         ...
 
     def weight_source(self) -> WeightSource:

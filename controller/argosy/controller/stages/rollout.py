@@ -36,7 +36,9 @@ class RolloutStage:
         self._capacities = Capacities(ctx.services.pools)
         self._even = ctx.config.argosy.deterministic
         """Shares must not depend on how fast servers are."""
+        self._colocated = ctx.config.argosy.colocated
         self._asleep = False
+        self._turns = 0
 
     def members(self) -> list[str]:
         """Every rollout server that isn't gone for good, in order."""
@@ -45,17 +47,31 @@ class RolloutStage:
         return sorted(set(self._ctx.services.rollouts) - gone)
 
     async def sleep(self, step: int) -> None:
-        """Let every server free the devices that the trainer needs too, if they are shared. Nothing may be in flight."""
-        if self._ctx.config.argosy.colocated and not self._asleep:
-            level = self._ctx.config.argosy.sleep_level
-            await self._each(lambda member, server: server.sleep(level, self._ctx.mutation("sleep", step, member)))
+        """Let every server free the devices that the trainer needs too, if they are shared. Nothing is in flight."""
+        ctx = self._ctx
+        if self._colocated and not self._asleep:
+            level = ctx.config.argosy.sleep_level
+            await self._each(lambda name, server: server.sleep(level, ctx.mutation("sleep", ctx.term, step, name)))
             self._asleep = True
 
     async def wake(self, step: int) -> None:
-        """Let the servers take their memory again, before new weights come."""
+        """Let the servers take their memory again, before new weights come; trainers have left the devices by then."""
+        ctx = self._ctx
         if self._asleep:
-            await self._each(lambda member, server: server.wake(self._ctx.mutation("wake", step, member)))
+            await self._clear_devices()
+            await self._each(lambda name, server: server.wake(ctx.mutation("wake", ctx.term, step, name)))
             self._asleep = False
+
+    async def _clear_devices(self) -> None:
+        """Let the trainers leave devices that are shared. They come back by themselves when they compute."""
+        if self._colocated:
+            self._turns += 1
+            trainers = {"actor": self._ctx.services.policy, "critic": self._ctx.services.critic}
+            async with asyncio.TaskGroup() as calls:
+                for name, trainer in trainers.items():
+                    if trainer is not None:
+                        ctx = self._ctx.mutation("offload", self._ctx.term, self._turns, name)
+                        calls.create_task(trainer.offload(ctx))
 
     async def _each(self, call: Callable[[str, Rollout], Awaitable[None]]) -> None:
         """Call every server that is usable; one that can't be reached no longer is."""
@@ -81,6 +97,7 @@ class RolloutStage:
 
         Raises UnavailableError when samples are still missing after the bounded rounds of re-dispatch.
         """
+        await self._clear_devices()
         waiting = {request.sample_id: request for request in requests}
         failure: Exception | None = None
         for round_number in range(MAX_ROUNDS):

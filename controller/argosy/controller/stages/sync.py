@@ -24,6 +24,7 @@ async def publish_and_sync(ctx: RunContext, rollout: RolloutStage, step: int) ->
     """
     mutation = ctx.mutation("publish", step, expected_step=ctx.trainer_step("actor", step))
     manifest = await ctx.services.policy.publish_weights(ctx.lineage, step, mutation)
+    await rollout.wake(step)
     sync_id = f"{ctx.lineage}-{step}"
     members = rollout.members()
     results = await asyncio.gather(

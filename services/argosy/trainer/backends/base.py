@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from argosy.trainer.lora import AdapterForm
 from argosy.trainer.optimizer import StepOutcome
 from argosy.trainer.state import BackendState
 from argosy.types.batch import TrajectoryBatch
@@ -48,8 +49,30 @@ class Backend(Protocol):
         """Columns of the response tokens under the current weights: a policy's log-probs, a critic's values."""
         ...
 
+    def offload(self) -> None:
+        """Move weights and optimizer state to main memory, and give freed memory back. Nothing but `onload`,
+        `start_save` and `close` may follow."""
+        ...
+
+    def onload(self) -> None:
+        """Undo `offload`."""
+        ...
+
     def weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """All weights by Hugging Face name, and the tied names: redundant → owner."""
+        ...
+
+    @property
+    def adapter_form(self) -> AdapterForm | None:
+        """Of the LoRA adapter. None without one, or if one rank and alpha can't tell it."""
+        ...
+
+    def adapter_weights(self) -> dict[str, Tensor]:
+        """The adapter's tensors alone, as `LoraAdapter.alone` names them; only with an `adapter_form`."""
+        ...
+
+    def base_weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """As `weights`, without the adapter."""
         ...
 
     def state(self) -> BackendState:

@@ -21,9 +21,16 @@ from argosy.trainer.backends.compute import Compute, PolicyCompute, ValueCompute
 from argosy.trainer.backends.data_parallel import DataParallel
 from argosy.trainer.backends.fitting import check_fit
 from argosy.trainer.backends.fsdp_model import fill, load_on_first_rank, spread, whole
-from argosy.trainer.backends.process_state import memory_metrics, restore_rng, rng_state
+from argosy.trainer.backends.process_state import (
+    leave_device,
+    memory_metrics,
+    restore_rng,
+    return_to_device,
+    rng_state,
+)
 from argosy.trainer.checkpoint_saver import CheckpointSaver
 from argosy.trainer.export import GatheredExport
+from argosy.trainer.lora import AdapterForm
 from argosy.trainer.optimizer import COUNTERS, MasterOptimizer, StepOutcome
 from argosy.trainer.options import TrainerOptions
 from argosy.trainer.parallel.mesh import DATA, SEQUENCE, TENSOR, make_mesh
@@ -126,6 +133,20 @@ class FsdpBackend:
 
     # Weights and state
 
+    def offload(self) -> None:
+        """Leave the device to others."""
+        leave_device(*self._movable(), self._device)
+
+    def onload(self) -> None:
+        """Take it again."""
+        return_to_device(*self._movable(), self._device)
+
+    def _movable(self) -> tuple[nn.Module | None, torch.optim.Optimizer | None]:
+        """Model and optimizer; None for what FSDP or the optimizer's hooks keep in main memory anyway."""
+        offload = self._options.offload
+        model = None if offload.parameters else self._hf_model
+        return model, None if offload.parameters or offload.optimizer else self._optimizer.torch_optimizer
+
     def weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """On rank 0, in main memory: all weights in the type that is published, and the tied names. Else nothing."""
         # An adapter is merged in full precision; the publisher casts what it is given.
@@ -135,6 +156,25 @@ class FsdpBackend:
             return {}, {}
         if self._adapter is not None:
             found = self._adapter.merged(found)
+        return found | {name: found[owner] for name, owner in self._tied.items()}, dict(self._tied)
+
+    @property
+    def adapter_form(self) -> AdapterForm | None:
+        """Of the LoRA adapter, if one rank and alpha tell it."""
+        return None if self._adapter is None else self._adapter.form
+
+    def adapter_weights(self) -> dict[str, Tensor]:
+        """On rank 0, in main memory: the adapter's tensors alone. Else nothing."""
+        found = {} if self._adapter is None else self._gathered(self._adapter.alone(self._hf_state()))
+        return found if self._rank == 0 else {}
+
+    def base_weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """As `weights`, without the adapter."""
+        state = self._hf_state()
+        base = state if self._adapter is None else self._adapter.base(state)
+        found = self._gathered(base, getattr(torch, self._options.publish_dtype))
+        if self._rank != 0:
+            return {}, {}
         return found | {name: found[owner] for name, owner in self._tied.items()}, dict(self._tied)
 
     def _hf_state(self) -> dict[str, Tensor]:

@@ -18,9 +18,15 @@ from argosy.trainer.backends.base import BackendState
 from argosy.trainer.backends.building import build_model, prepare_layers
 from argosy.trainer.backends.compute import Rows, accumulate
 from argosy.trainer.backends.fitting import check_fit
-from argosy.trainer.backends.process_state import memory_metrics, restore_rng, rng_state
+from argosy.trainer.backends.process_state import (
+    leave_device,
+    memory_metrics,
+    restore_rng,
+    return_to_device,
+    rng_state,
+)
 from argosy.trainer.checkpoint_saver import CheckpointSaver
-from argosy.trainer.lora import BASE_FINGERPRINT, MergedExport
+from argosy.trainer.lora import BASE_FINGERPRINT, AdapterForm, MergedExport
 from argosy.trainer.optimizer import MasterOptimizer, StepOutcome
 from argosy.trainer.options import TrainerOptions
 from argosy.types.batch import TrajectoryBatch
@@ -90,11 +96,37 @@ class SingleProcessBackend:
 
         return lora.evaluate(run, self._adapter, columns)
 
+    def offload(self) -> None:
+        """Leave the device to others."""
+        leave_device(self._hf_model, self._movable_optimizer(), self._model.device)
+
+    def onload(self) -> None:
+        """Take it again."""
+        return_to_device(self._hf_model, self._movable_optimizer(), self._model.device)
+
+    def _movable_optimizer(self) -> torch.optim.Optimizer | None:
+        """None where its state is moved around each step anyway."""
+        return None if self._options.offload.optimizer else self._optimizer.torch_optimizer
+
     def weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """All weights by Hugging Face name, and the tied names: redundant → owner. An adapter is merged."""
         state = self._hf_state()
         merged = state if self._adapter is None else self._adapter.merged(state)
         return merged, find_tied(state)
+
+    @property
+    def adapter_form(self) -> AdapterForm | None:
+        """Of the LoRA adapter, if one rank and alpha tell it."""
+        return None if self._adapter is None else self._adapter.form
+
+    def adapter_weights(self) -> dict[str, Tensor]:
+        """The adapter's tensors alone."""
+        return {} if self._adapter is None else self._adapter.alone(self._hf_state())
+
+    def base_weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """As `weights`, without the adapter."""
+        state = self._hf_state()
+        return (state if self._adapter is None else self._adapter.base(state)), find_tied(state)
 
     def _hf_state(self) -> dict[str, Tensor]:
         return {name: tensor.detach() for name, tensor in self._hf_model.state_dict().items()}

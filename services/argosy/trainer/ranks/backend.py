@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from argosy.trainer.backends.base import BackendState
+from argosy.trainer.lora import AdapterForm
 from argosy.trainer.optimizer import StepOutcome
 from argosy.trainer.options import TrainerOptions
 from argosy.trainer.ranks.backends import rank_backend_maker
@@ -133,9 +134,31 @@ class RankedBackend:
         parts = [own, *(answer.batch for answer in answers if answer.batch is not None)]
         return merge_by_id(batch, parts, columns)
 
+    def offload(self) -> None:
+        """Every rank leaves its device to others."""
+        self._call("offload", lambda backend: backend.offload())
+
+    def onload(self) -> None:
+        """Every rank takes it again."""
+        self._call("onload", lambda backend: backend.onload())
+
     def weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """All weights in the type that is published, gathered tensor by tensor, and the tied names."""
         return self._call("weights", lambda backend: backend.weights())[0]
+
+    @property
+    def adapter_form(self) -> AdapterForm | None:
+        """The same on every rank."""
+        assert self._local is not None
+        return self._local.adapter_form
+
+    def adapter_weights(self) -> dict[str, Tensor]:
+        """The adapter's tensors alone, gathered here."""
+        return self._call("adapter_weights", lambda backend: backend.adapter_weights())[0]
+
+    def base_weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """As `weights`, without the adapter."""
+        return self._call("base_weights", lambda backend: backend.base_weights())[0]
 
     def state(self) -> BackendState:
         """All of it, gathered here."""

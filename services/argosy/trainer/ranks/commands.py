@@ -25,8 +25,8 @@ class RankBackend(Backend, Protocol):
 
     - `forward_backward` returns this rank's shares of the metrics: over the ranks they add up.
     - `evaluate` returns this rank's rows only; `cancelled` counts on rank 0 only.
-    - `weights`, `state` and `model_for_export` hold everything on rank 0, and nothing elsewhere; `load_state` is given
-      everything on rank 0, and an empty state elsewhere.
+    - `weights`, `adapter_weights`, `base_weights`, `state` and `model_for_export` hold everything on rank 0, and
+      nothing elsewhere; `load_state` is given everything on rank 0, and an empty state elsewhere.
     - A call that is refused is refused on every rank with the same words, before any collective.
     """
 
@@ -69,8 +69,28 @@ def _evaluate(backend: RankBackend, arguments: Arguments, batch: TrajectoryBatch
     return Answer(batch=backend.evaluate(_given(batch), columns, temperature, lambda: False))
 
 
+def _offload(backend: RankBackend, arguments: Arguments, batch: TrajectoryBatch | None) -> Answer:
+    backend.offload()
+    return Answer()
+
+
+def _onload(backend: RankBackend, arguments: Arguments, batch: TrajectoryBatch | None) -> Answer:
+    backend.onload()
+    return Answer()
+
+
 def _weights(backend: RankBackend, arguments: Arguments, batch: TrajectoryBatch | None) -> Answer:
     backend.weights()
+    return Answer()
+
+
+def _adapter_weights(backend: RankBackend, arguments: Arguments, batch: TrajectoryBatch | None) -> Answer:
+    backend.adapter_weights()
+    return Answer()
+
+
+def _base_weights(backend: RankBackend, arguments: Arguments, batch: TrajectoryBatch | None) -> Answer:
+    backend.base_weights()
     return Answer()
 
 
@@ -107,7 +127,11 @@ COMMANDS: dict[str, Command] = {
     "optim_step": _optim_step,
     "zero_grad": _zero_grad,
     "evaluate": _evaluate,
+    "offload": _offload,
+    "onload": _onload,
     "weights": _weights,
+    "adapter_weights": _adapter_weights,
+    "base_weights": _base_weights,
     "state": _state,
     "load_state": _load_state,
     "model_for_export": _model_for_export,

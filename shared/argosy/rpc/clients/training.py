@@ -126,6 +126,14 @@ class TrainingClient:
         )
         return trainer_status_from_pb(response.status)
 
+    async def offload(self, ctx: Mutation) -> None:
+        """As the role says."""
+        await self._caller.unary(
+            self._stub.Offload,
+            lambda left_s: pb.OffloadRequest(context=context_to_pb(ctx, left_s)),
+            deadline_s=ctx.deadline_s,
+        )
+
     async def export_hf(self, path: str, ctx: Mutation) -> Sequence[str]:
         """As the role says; `path` is one of the trainer's machine."""
         response = await self._caller.unary(

@@ -48,6 +48,7 @@ from argosy.types.records import (
     TransferOffer,
     UpdateConfig,
     VersionRun,
+    WeightsForm,
     WeightsManifest,
 )
 
@@ -187,6 +188,9 @@ class _Training:
         self._step = json.loads((Path(path) / "step.json").read_text())
         return TrainerStatus(self._step, None, 1)
 
+    async def offload(self, ctx: Mutation) -> None:
+        self._recorded.turns.append("offload")
+
     async def export_hf(self, path: str, ctx: Mutation) -> Sequence[str]:
         self._recorded.exported.append(path)
         return []
@@ -220,7 +224,9 @@ class _Policy(_Training, _LogProbs):
         self._step += 1
         return StepResult(self._step, {"actor/grad_norm": 1.0})
 
-    async def publish_weights(self, lineage: str, step: int, ctx: Mutation) -> WeightsManifest:
+    async def publish_weights(
+        self, lineage: str, step: int, ctx: Mutation, *, form: WeightsForm = WeightsForm.MERGED
+    ) -> WeightsManifest:
         return WeightsManifest(PolicyVersion(lineage, step, f"{step:064x}"), ())
 
     def weight_source(self) -> None:

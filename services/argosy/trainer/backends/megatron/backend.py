@@ -24,9 +24,16 @@ from argosy.trainer.backends.data_parallel import DataParallel
 from argosy.trainer.backends.fitting import check_fit
 from argosy.trainer.backends.megatron.model import MegatronModel
 from argosy.trainer.backends.megatron.names import Slot
-from argosy.trainer.backends.process_state import memory_metrics, restore_rng, rng_state
+from argosy.trainer.backends.process_state import (
+    leave_device,
+    memory_metrics,
+    restore_rng,
+    return_to_device,
+    rng_state,
+)
 from argosy.trainer.checkpoint_saver import CheckpointSaver
 from argosy.trainer.export import GatheredExport
+from argosy.trainer.lora import AdapterForm
 from argosy.trainer.optimizer import COUNTERS, STATE_KEYS, MasterOptimizer, StepOutcome
 from argosy.trainer.options import TrainerOptions
 from argosy.trainer.ranks.partition import SequenceCost
@@ -122,6 +129,20 @@ class MegatronBackend:
         """Drop the gradients."""
         self._optimizer.zero_grad()
 
+    def offload(self) -> None:
+        """Leave the device to others."""
+        self._move_parameters("cpu")
+        leave_device(None, self._optimizer.torch_optimizer, self._device)
+
+    def onload(self) -> None:
+        """Take it again."""
+        self._move_parameters(self._device)
+        return_to_device(None, self._optimizer.torch_optimizer, self._device)
+
+    def _move_parameters(self, target: torch.device | str) -> None:
+        for parameter in self._parameters.values():
+            parameter.data = parameter.data.to(target)
+
     # Weights and state: Hugging Face names and shapes
 
     def weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -131,6 +152,19 @@ class MegatronBackend:
             return {}, {}
         tied = {"lm_head.weight": "model.embed_tokens.weight"} if self._shell.config.tie_word_embeddings else {}
         return found | {name: found[owner] for name, owner in tied.items()}, tied
+
+    @property
+    def adapter_form(self) -> AdapterForm | None:
+        """None: this backend has no LoRA."""
+        return None
+
+    def adapter_weights(self) -> dict[str, Tensor]:
+        """Nothing."""
+        return {}
+
+    def base_weights(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """All weights."""
+        return self.weights()
 
     def state(self) -> BackendState:
         """All of it, on every rank: what is equal everywhere is saved once."""

@@ -648,6 +648,48 @@ class ExportModelResponse(google.protobuf.message.Message):
 global___ExportModelResponse = ExportModelResponse
 
 @typing.final
+class OffloadRequest(google.protobuf.message.Message):
+    """Asks to leave the device."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    @property
+    def context(self) -> argosy.api.common.v1.context_pb2.RequestContext:
+        """Who asks."""
+
+    def __init__(
+        self,
+        *,
+        context: argosy.api.common.v1.context_pb2.RequestContext | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context"]) -> None: ...
+
+global___OffloadRequest = OffloadRequest
+
+@typing.final
+class OffloadResponse(google.protobuf.message.Message):
+    """The device is free. The next call that computes brings everything back by itself."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    @property
+    def context(self) -> argosy.api.common.v1.context_pb2.ResponseContext:
+        """Who answers."""
+
+    def __init__(
+        self,
+        *,
+        context: argosy.api.common.v1.context_pb2.ResponseContext | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context"]) -> None: ...
+
+global___OffloadResponse = OffloadResponse
+
+@typing.final
 class PublishWeightsRequest(google.protobuf.message.Message):
     """Asks for a new version."""
 

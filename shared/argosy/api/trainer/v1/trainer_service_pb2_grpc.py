@@ -81,6 +81,11 @@ class TrainerServiceStub(object):
                 request_serializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.ExportModelRequest.SerializeToString,
                 response_deserializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.ExportModelResponse.FromString,
                 _registered_method=True)
+        self.Offload = channel.unary_unary(
+                '/argosy.api.trainer.v1.TrainerService/Offload',
+                request_serializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.OffloadRequest.SerializeToString,
+                response_deserializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.OffloadResponse.FromString,
+                _registered_method=True)
         self.PublishWeights = channel.unary_unary(
                 '/argosy.api.trainer.v1.TrainerService/PublishWeights',
                 request_serializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.PublishWeightsRequest.SerializeToString,
@@ -172,6 +177,14 @@ class TrainerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Offload(self, request, context):
+        """Leaves the device to others until something is computed again: weights and optimizer state move to main memory, and memory that was
+        kept for reuse goes back to the system. A mutation; the step stays.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PublishWeights(self, request, context):
         """Freezes the weights as a version, and serves it by WeightsService until the next one. FAILED_PRECONDITION with a value head. A mutation; the
         step stays.
@@ -249,6 +262,11 @@ def add_TrainerServiceServicer_to_server(servicer, server):
                     servicer.ExportModel,
                     request_deserializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.ExportModelRequest.FromString,
                     response_serializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.ExportModelResponse.SerializeToString,
+            ),
+            'Offload': grpc.unary_unary_rpc_method_handler(
+                    servicer.Offload,
+                    request_deserializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.OffloadRequest.FromString,
+                    response_serializer=argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.OffloadResponse.SerializeToString,
             ),
             'PublishWeights': grpc.unary_unary_rpc_method_handler(
                     servicer.PublishWeights,
@@ -516,6 +534,33 @@ class TrainerService(object):
             '/argosy.api.trainer.v1.TrainerService/ExportModel',
             argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.ExportModelRequest.SerializeToString,
             argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.ExportModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Offload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/argosy.api.trainer.v1.TrainerService/Offload',
+            argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.OffloadRequest.SerializeToString,
+            argosy_dot_api_dot_trainer_dot_v1_dot_trainer__service__pb2.OffloadResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -79,6 +79,14 @@ class TrainerServiceStub:
     ]
     """Writes a Hugging Face model folder. A mutation; the step stays."""
 
+    Offload: grpc.UnaryUnaryMultiCallable[
+        argosy.api.trainer.v1.trainer_service_pb2.OffloadRequest,
+        argosy.api.trainer.v1.trainer_service_pb2.OffloadResponse,
+    ]
+    """Leaves the device to others until something is computed again: weights and optimizer state move to main memory, and memory that was
+    kept for reuse goes back to the system. A mutation; the step stays.
+    """
+
     PublishWeights: grpc.UnaryUnaryMultiCallable[
         argosy.api.trainer.v1.trainer_service_pb2.PublishWeightsRequest,
         argosy.api.trainer.v1.trainer_service_pb2.PublishWeightsResponse,
@@ -167,6 +175,14 @@ class TrainerServiceAsyncStub:
         argosy.api.trainer.v1.trainer_service_pb2.ExportModelResponse,
     ]
     """Writes a Hugging Face model folder. A mutation; the step stays."""
+
+    Offload: grpc.aio.UnaryUnaryMultiCallable[
+        argosy.api.trainer.v1.trainer_service_pb2.OffloadRequest,
+        argosy.api.trainer.v1.trainer_service_pb2.OffloadResponse,
+    ]
+    """Leaves the device to others until something is computed again: weights and optimizer state move to main memory, and memory that was
+    kept for reuse goes back to the system. A mutation; the step stays.
+    """
 
     PublishWeights: grpc.aio.UnaryUnaryMultiCallable[
         argosy.api.trainer.v1.trainer_service_pb2.PublishWeightsRequest,
@@ -274,6 +290,16 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[argosy.api.trainer.v1.trainer_service_pb2.ExportModelResponse, collections.abc.Awaitable[argosy.api.trainer.v1.trainer_service_pb2.ExportModelResponse]]:
         """Writes a Hugging Face model folder. A mutation; the step stays."""
+
+    @abc.abstractmethod
+    def Offload(
+        self,
+        request: argosy.api.trainer.v1.trainer_service_pb2.OffloadRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[argosy.api.trainer.v1.trainer_service_pb2.OffloadResponse, collections.abc.Awaitable[argosy.api.trainer.v1.trainer_service_pb2.OffloadResponse]]:
+        """Leaves the device to others until something is computed again: weights and optimizer state move to main memory, and memory that was
+        kept for reuse goes back to the system. A mutation; the step stays.
+        """
 
     @abc.abstractmethod
     def PublishWeights(
