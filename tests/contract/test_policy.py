@@ -100,9 +100,18 @@ async def test_off_the_device_it_comes_back_by_itself_when_it_computes(form: For
     core = make_trainer()
     policy = await form.policy(core)
     calls: list[str] = []
-    for name in ("offload", "onload"):
+
+    def note(name: str) -> None:
         plain = getattr(core._backend, name)
-        setattr(core._backend, name, lambda name=name, plain=plain: (calls.append(name), plain()))
+
+        def noted() -> None:
+            calls.append(name)
+            plain()
+
+        setattr(core._backend, name, noted)
+
+    note("offload")
+    note("onload")
     first = await policy.update(batch_of(), CONFIG, mutation(expected_step=0))
     for _ in range(2):
         await policy.offload(mutation())

@@ -42,12 +42,18 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
+def whole_lines(path: Path) -> list[str]:
+    """Without one whose end is still to come."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [line.rstrip("\n") for line in lines if line.endswith("\n")]
+
+
 async def wait_for_line(path: Path, text: str) -> str:
     async with asyncio.timeout(10):
         while True:
-            for line in path.read_text().splitlines(keepends=True) if path.exists() else []:
-                if text in line and line.endswith("\n"):  # else the rest of it is still to come
-                    return line.rstrip("\n")
+            for line in whole_lines(path):
+                if text in line:
+                    return line
             await asyncio.sleep(0.02)
 
 
