@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING
 
 from argosy.roles.weights import WeightSource
+from argosy.rollout.adapters import Adapters
 from argosy.rollout.engines.base import Engine
 from argosy.rollout.engines.updates import WeightUpdates
 from argosy.types.errors import NotFoundError, StateError
@@ -33,6 +34,7 @@ class ServerWeights:
         self._manifest: WeightsManifest | None = None
         """Of the last update; None while the engine serves what it loaded by itself."""
         self._snapshot: Snapshot | None = None
+        self._adapters = Adapters(engine)
         self._swap: asyncio.Task[PolicyVersion] | None = None
         """The last swap of weights, done or running."""
         self._still = asyncio.Lock()
@@ -47,6 +49,8 @@ class ServerWeights:
         if self._updates.finished(sync_id) != manifest.version:
             if self._swap is not None and not self._swap.done():
                 raise StateError("weights are being swapped in; start an update when finish_weight_update has answered")
+            if manifest.adapter is not None:
+                self._adapters.check(manifest.adapter)
             self._updates.start(sync_id, manifest)
 
     def release(self) -> None:
@@ -75,7 +79,11 @@ class ServerWeights:
     async def _swap_in(self, sync_id: str, tensors: Mapping[str, Tensor], manifest: WeightsManifest) -> PolicyVersion:
         async with self._still:
             self._manifest, self._snapshot = None, None
-            await self._engine.swap_weights(tensors, manifest.version)
+            if manifest.adapter is not None:
+                await self._adapters.swap_in(manifest.adapter, tensors, manifest.version)
+            else:
+                await self._engine.swap_weights(tensors, manifest.version)
+                self._adapters.forget()
             self._manifest = manifest
             self._updates.done(sync_id, manifest.version)
         return manifest.version
@@ -92,6 +100,11 @@ class ServerWeights:
             return self._snapshot
 
     def _copy(self, version: PolicyVersion, state: Mapping[str, Tensor]) -> Snapshot:
+        if self._manifest is not None and self._manifest.adapter is not None:
+            raise NotFoundError(
+                f"this rollout server holds {version.short} as weights with an adapter in them, not as it was sent: "
+                "ask the trainer"
+            )
         manifest = self._manifest or build_manifest(version.lineage, version.step, state, self._tied)
         held = shapes_of(state)
         changed = [spec for spec in manifest.tensors if spec.name in held and held[spec.name].dtype != spec.dtype]

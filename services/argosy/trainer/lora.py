@@ -11,6 +11,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,18 +42,35 @@ BASE_FINGERPRINT = "base_fingerprint"
 _INSTALL = "pip install 'argosy[trainer]', or peft by itself"
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterForm:
+    """How an adapter's matrices are applied, where it is one way for all modules."""
+
+    rank: int
+    alpha: float
+    target_modules: tuple[str, ...]
+    """Full names."""
+
+
 class LoraAdapter:
     """An adapter in a model.
 
     Args:
         peft_model: peft's wrapper, for its files; the model in it has the adapter's layers in place.
         scaling: alpha/rank of each adapted module, by its name.
+        ranks: Rank of each, by its name.
         base_fingerprint: See the attribute.
     """
 
-    def __init__(self, peft_model: Any, scaling: Mapping[str, float], base_fingerprint: int) -> None:
+    def __init__(
+        self, peft_model: Any, scaling: Mapping[str, float], ranks: Mapping[str, int], base_fingerprint: int
+    ) -> None:
         self._peft_model = peft_model
         self._scaling = dict(scaling)
+        one = len(set(scaling.values())) == 1 and len(set(ranks.values())) == 1
+        rank, factor = next(iter(ranks.values())), next(iter(scaling.values()))
+        self.form = AdapterForm(rank, factor * rank, tuple(scaling)) if one else None
+        """None where modules differ in rank or scaling (patterns in an adapter's files)."""
         self.base_fingerprint = base_fingerprint
         """Of the frozen weights, which a checkpoint doesn't hold."""
 
@@ -76,6 +94,14 @@ class LoraAdapter:
     def own(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The adapter's tensors of a model's state dict: all that trains."""
         return {name: tensor for name, tensor in state.items() if name.endswith((_A, _B))}
+
+    def alone(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The adapter's tensors of a model's state dict as they are published: MODULE.lora_A.weight and lora_B."""
+        return {name.replace(f".{ADAPTER}.weight", ".weight"): tensor for name, tensor in self.own(state).items()}
+
+    def base(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A model's state dict as it would be without the adapter; the tensors are those given."""
+        return {name.replace(f"{_BASE}.", "."): t for name, t in state.items() if not name.endswith((_A, _B))}
 
     def check_base(self, counters: Mapping[str, int]) -> None:
         """Refuse the checkpoint of an adapter to other weights: it would load, and mean nothing."""
@@ -132,7 +158,9 @@ def add_lora(model: Any, options: LoraOptions, model_path: str) -> LoraAdapter:
     except (ValueError, RuntimeError, KeyError, OSError) as error:
         raise ConfigError(f"LoRA can't be put into {type(model).__name__}: {error}") from error
     model.eval()
-    return LoraAdapter(wrapped, _scaling_of(model), fingerprint)
+    scaling = _scaling_of(model)
+    ranks = {name: int(module.r[ADAPTER]) for name, module in model.named_modules() if name in scaling}
+    return LoraAdapter(wrapped, scaling, ranks, fingerprint)
 
 
 def _fingerprint(state: Mapping[str, Tensor]) -> int:

@@ -1,21 +1,43 @@
-"""The trainer as a holder of weights: always the version published last."""
+"""The trainer as a holder of weights: the version published last, and the base of an adapter while it is asked for."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
-from argosy.types.errors import NotFoundError
+from argosy.trainer.backends import Backend
+from argosy.types.errors import NotFoundError, StateError
 from argosy.types.ids import PolicyVersion
-from argosy.types.records import WeightChunk, WeightsManifest
+from argosy.types.records import AdapterSpec, WeightChunk, WeightsForm, WeightsManifest
 from argosy.weightsync import Snapshot
+
+_NO_REVISION = 0
+"""Of a base: the weights under an adapter never change."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    """A snapshot and what it is of."""
+
+    snapshot: Snapshot
+    revision: int
+    """How often the trained weights had changed when it was made."""
 
 
 class PublishedWeights:
-    """Implements `argosy.roles.weights.WeightSource`."""
+    """Freezes and serves versions; implements `argosy.roles.weights.WeightSource`.
 
-    def __init__(self) -> None:
-        self.snapshot: Snapshot | None = None
-        """The published version; None before the first publish_weights and after load_checkpoint."""
+    Args:
+        publish_dtype: Weights are cast to it; an adapter goes as it is.
+        delta: Tell with each version what changed since the one before.
+    """
+
+    def __init__(self, publish_dtype: str = "float32", *, delta: bool = False) -> None:
+        self._dtype = publish_dtype
+        self._delta = delta
+        self._kept: dict[WeightsForm, _Published] = {}
+        self._base: PolicyVersion | None = None
+        self._last: WeightsForm | None = None
 
     @property
     def address(self) -> str:
@@ -23,9 +45,56 @@ class PublishedWeights:
         return ""
 
     @property
+    def snapshot(self) -> Snapshot | None:
+        """Published last; None before the first and after `forget`."""
+        return None if self._last is None else self._kept[self._last].snapshot
+
+    @property
     def version(self) -> PolicyVersion | None:
-        """Of the published weights."""
+        """Of the snapshot."""
         return self.snapshot.manifest.version if self.snapshot else None
+
+    def forget(self) -> None:
+        """Serve nothing: the weights are others now."""
+        self._kept.clear()
+        self._last = None
+
+    def publish(self, backend: Backend, lineage: str, step: int, form: WeightsForm, revision: int) -> WeightsManifest:
+        """Freeze what `form` names of the backend's weights; blocks. A version that is there already costs nothing.
+
+        Raises StateError on a form that needs an adapter, without one that can go alone.
+        """
+        if form is not WeightsForm.MERGED and backend.adapter_form is None:
+            raise StateError(
+                f"weights of the form {form.value!r} need a LoRA adapter with one rank and alpha, which this trainer "
+                "doesn't have; set argosy.weight_sync.adapter_only=off"
+            )
+        if form is WeightsForm.BASE:
+            step, revision = 0, _NO_REVISION
+        kept = self._kept.get(form)
+        if kept is None or not _is(kept, lineage, step, revision):
+            kept = _Published(self._freeze(backend, lineage, step, form), revision)
+            self._kept[form] = kept
+        self._last = form
+        return kept.snapshot.manifest
+
+    def _freeze(self, backend: Backend, lineage: str, step: int, form: WeightsForm) -> Snapshot:
+        reuse = self._kept[form].snapshot if form in self._kept else None
+        if form is WeightsForm.ADAPTER:
+            return self._freeze_adapter(backend, lineage, step, reuse)
+        weights, tied = backend.weights() if form is WeightsForm.MERGED else backend.base_weights()
+        return Snapshot.freeze(lineage, step, weights, tied=tied, dtype=self._dtype, reuse=reuse, delta=self._delta)
+
+    def _freeze_adapter(self, backend: Backend, lineage: str, step: int, reuse: Snapshot | None) -> Snapshot:
+        if self._base is None or self._base.lineage != lineage:
+            self._base = self.publish(backend, lineage, 0, WeightsForm.BASE, _NO_REVISION).version
+        elif WeightsForm.BASE in self._kept:
+            del self._kept[WeightsForm.BASE]  # nobody asked for it since: the memory of a whole model
+        self._kept.pop(WeightsForm.MERGED, None)
+        form = backend.adapter_form
+        assert form is not None
+        spec = AdapterSpec(self._base, form.rank, form.alpha, form.target_modules)
+        return Snapshot.freeze(lineage, step, backend.adapter_weights(), reuse=reuse, adapter=spec)
 
     async def get_manifest(self) -> WeightsManifest:
         """The manifest of the published version. NotFoundError if there is none."""
@@ -35,7 +104,7 @@ class PublishedWeights:
         self, version: PolicyVersion, names: tuple[str, ...] = (), *, base: PolicyVersion | None = None
     ) -> AsyncIterator[WeightChunk]:
         """The bytes of the named tensors (all, if empty). NotFoundError if another version is published."""
-        async for chunk in self.published().stream_weights(version, names, base=base):
+        async for chunk in self._holding(version).stream_weights(version, names, base=base):
             yield chunk
 
     def published(self) -> Snapshot:
@@ -43,3 +112,12 @@ class PublishedWeights:
         if self.snapshot is None:
             raise NotFoundError("this trainer has published no weights yet")
         return self.snapshot
+
+    def _holding(self, version: PolicyVersion) -> Snapshot:
+        held = [kept.snapshot for kept in self._kept.values() if kept.snapshot.manifest.version == version]
+        return held[0] if held else self.published()
+
+
+def _is(kept: _Published, lineage: str, step: int, revision: int) -> bool:
+    version = kept.snapshot.manifest.version
+    return (version.lineage, version.step, kept.revision) == (lineage, step, revision)

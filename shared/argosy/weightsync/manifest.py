@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from argosy.types.errors import InvalidInputError, WeightsRefusedError
 from argosy.types.ids import PolicyVersion
-from argosy.types.records import TensorSpec, WeightsManifest
+from argosy.types.records import AdapterSpec, TensorSpec, WeightsManifest
 from argosy.weightsync.crc import to_hex
 
 if TYPE_CHECKING:
@@ -57,27 +57,33 @@ class TensorShape:
     dtype: str
 
 
-def manifest_digest(tensors: Iterable[TensorSpec]) -> str:
+def manifest_digest(tensors: Iterable[TensorSpec], adapter: AdapterSpec | None = None) -> str:
     """sha256 (hex) over the tensors that send bytes, sorted by name; lineage and step are left out.
 
-    So equal weights have equal digests, whatever version they belong to, and whether or not a tied name is listed.
+    So equal weights have equal digests, whatever version they belong to, and whether or not a tied name is listed. That
+    of an adapter covers its base's digest and how it is applied.
 
     >>> a, b = TensorSpec("a", (1,), "int8", "00000000"), TensorSpec("b", (1,), "int8", "00000000", tied_to="a")
     >>> manifest_digest([a]) == manifest_digest([b, a])
     True
     """
     digest = hashlib.sha256()
+    if adapter is not None:
+        modules = ",".join(sorted(adapter.target_modules))
+        digest.update(f"adapter\0{adapter.base.digest}\0{adapter.rank}\0{adapter.alpha!r}\0{modules}\n".encode())
     for spec in sorted((spec for spec in tensors if not spec.tied_to), key=lambda spec: spec.name):
         digest.update(f"{spec.name}\0{','.join(map(str, spec.shape))}\0{spec.dtype}\0{spec.checksum}\n".encode())
     return digest.hexdigest()
 
 
-def make_manifest(lineage: str, step: int, specs: Iterable[TensorSpec]) -> WeightsManifest:
+def make_manifest(
+    lineage: str, step: int, specs: Iterable[TensorSpec], adapter: AdapterSpec | None = None
+) -> WeightsManifest:
     """A manifest of given specs, named by their digest. InvalidInputError on an empty lineage or a step below 0."""
     if not lineage or step < 0:
         raise InvalidInputError(f"a version needs a lineage and a step from 0, got {lineage!r} and {step}")
     tensors = tuple(specs)
-    return WeightsManifest(PolicyVersion(lineage, step, manifest_digest(tensors)), tensors)
+    return WeightsManifest(PolicyVersion(lineage, step, manifest_digest(tensors, adapter)), tensors, adapter)
 
 
 def build_manifest(
@@ -136,7 +142,7 @@ def check_manifest(
     tied: Mapping[str, str] | None = None,
     casts: Collection[tuple[str, str]] = (),
 ) -> None:
-    """Check that a manifest fits a receiver's model, before the first byte.
+    """Check that a manifest fits a receiver's model, before the first byte. One of an adapter has to fit its modules.
 
     Args:
         manifest: The sender's.
@@ -151,6 +157,11 @@ def check_manifest(
     ties = dict(tied or {})
     faults = _structure_faults(manifest)
     specs = {spec.name: spec for spec in manifest.tensors}
+    if manifest.adapter is not None:
+        from argosy.weightsync.adapter import adapter_faults
+
+        faults += adapter_faults(manifest.adapter, manifest.tensors, expected)
+        expected, ties, specs = {}, {}, {}
     for name in sorted(specs.keys() - expected.keys() - ties.keys()):
         faults.append(f"{name}: unknown to this model")
     for name in sorted(expected.keys() - ties.keys() - specs.keys()):
@@ -180,7 +191,7 @@ def _structure_faults(manifest: WeightsManifest) -> list[str]:
             faults.append(f"{spec.name}: tied to {spec.tied_to!r}, which sends no bytes in this manifest")
         elif owner is not None and not _same_weights(spec, owner):
             faults.append(f"{spec.name}: tied to {spec.tied_to!r} but of another shape, dtype or checksum")
-    digest = manifest_digest(manifest.tensors)
+    digest = manifest_digest(manifest.tensors, manifest.adapter)
     if manifest.version.digest != digest:
         faults.append(
             f"the version's digest {manifest.version.digest[:12]!r} is not that of its tensors ({digest[:12]})"

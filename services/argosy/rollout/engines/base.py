@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from argosy.rollout.engines.events import Deliver
 from argosy.types.ids import PolicyVersion
-from argosy.types.records import GenerateRequest
+from argosy.types.records import AdapterSpec, GenerateRequest
 from argosy.weightsync.manifest import ShapedLike
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Capabilities:
     sleep_levels: tuple[int, ...]
     """Levels that `sleep` takes: 1 keeps the weights (off the device), 2 drops them. Empty: it can't sleep."""
     adapter_sync: bool
-    """Takes an update that holds only a LoRA adapter."""
+    """Takes an update that holds only a LoRA adapter: as some of its weights, merged, or by TakesAdapters."""
     deterministic: bool
     """Bit for bit repeatable with `argosy.deterministic`."""
     version_spans: bool
@@ -108,6 +108,19 @@ class EngineCounts:
     """How many of those were not computed again, since a cache had them."""
 
 
+@runtime_checkable
+class TakesAdapters(Protocol):
+    """An engine that keeps a LoRA adapter beside its weights, in place of weights into which it was merged."""
+
+    async def swap_adapter(self, adapter: AdapterSpec, tensors: Mapping[str, Tensor], version: PolicyVersion) -> None:
+        """Serve the weights of the last `swap_weights` with this adapter, all or nothing as that.
+
+        `tensors` are MODULE.lora_A.weight and MODULE.lora_B.weight of each module, in the trainer's dtype. The next
+        `swap_weights` ends it.
+        """
+        ...
+
+
 class Engine(Protocol):
     """One engine with one model. Everything may be called from the core's event loop; nothing blocks it."""
 
@@ -163,8 +176,9 @@ class Engine(Protocol):
     async def swap_weights(self, tensors: Mapping[str, Tensor], version: PolicyVersion) -> None:
         """Put new weights in, all or nothing, and forget every cache of the old ones.
 
-        `tensors` has every owner of `facts.shapes` (or, with `adapter_sync`, an adapter's). If it fails half way, the
-        version is None (stale) and samples in flight end as FAILED.
+        `tensors` has every owner of `facts.shapes`; with `adapter_sync`, and without `swap_adapter`, it may have some
+        of them (an adapter is merged into those), and the others stay. If it fails half way, the version is None
+        (stale) and samples in flight end as FAILED.
         """
         ...
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from argosy.modeling.lean import make_lean
 from argosy.modeling.memory import return_freed_memory
 from argosy.modeling.microbatch import plan_micro_batches
+from argosy.modeling.packed_model import PackedModel
 from argosy.trainer import checkpoint, lora
 from argosy.trainer.backends.base import BackendState
 from argosy.trainer.backends.building import build_model, prepare_layers
@@ -43,7 +44,9 @@ class SingleProcessBackend:
         self._hf_model, self._model, self._compute = built.hf_model, built.packed, built.compute
         self._adapter = built.adapter
         if not options.compile_layers:  # a compiler fuses in its own way
-            make_lean(self._hf_model)
+            make_lean(self._hf_model, self._model.casts)
+            if isinstance(self._model, PackedModel):
+                self._model.adds_to_gradient = True
         prepare_layers(self._hf_model, options, self._model.device)
         self._parameters: dict[str, nn.Parameter] = {
             name: parameter for name, parameter in self._hf_model.named_parameters() if parameter.requires_grad
@@ -71,7 +74,8 @@ class SingleProcessBackend:
             rows = plan_micro_batches(part.ragged("prompt_ids"), part.ragged("response_ids"), limit)
             return [(micro_batch, 1.0) for micro_batch in rows]
 
-        return accumulate(self._compute, batch, loss, normalizer, plan) | self._compute.collected()
+        with self._model.weights_fixed():
+            return accumulate(self._compute, batch, loss, normalizer, plan) | self._compute.collected()
 
     def optim_step(self, rate: float) -> StepOutcome:
         """Clip, step, drop the gradients."""

@@ -12,10 +12,11 @@ from argosy.rpc.chunking import batch_parts, check_columns, collect_batch, only
 from argosy.rpc.clients.training import TrainingClient, context_to_pb
 from argosy.rpc.clients.weights import GrpcWeightSource
 from argosy.rpc.codec.common import manifest_from_pb, offer_from_pb, read_context_to_pb
+from argosy.rpc.codec.trainer import weights_form_to_pb
 from argosy.rpc.options import RpcOptions
 from argosy.rpc.retry import RetryPolicy
 from argosy.types.batch import TrajectoryBatch
-from argosy.types.records import Mutation, TransferOffer, WeightsManifest
+from argosy.types.records import Mutation, TransferOffer, WeightsForm, WeightsManifest
 
 if TYPE_CHECKING:
     from argosy.api.common.v1.payload_pb2 import PayloadPart
@@ -60,11 +61,15 @@ class PolicyClient(TrainingClient):
         check_columns(batch, answer, columns, self._caller.what)
         return answer
 
-    async def publish_weights(self, lineage: str, step: int, ctx: Mutation) -> WeightsManifest:
+    async def publish_weights(
+        self, lineage: str, step: int, ctx: Mutation, *, form: WeightsForm = WeightsForm.MERGED
+    ) -> WeightsManifest:
         """As the role says."""
         response = await self._caller.unary(
             self._stub.PublishWeights,
-            lambda left_s: pb.PublishWeightsRequest(context=context_to_pb(ctx, left_s), lineage=lineage, step=step),
+            lambda left_s: pb.PublishWeightsRequest(
+                context=context_to_pb(ctx, left_s), lineage=lineage, step=step, form=weights_form_to_pb(form)
+            ),
             deadline_s=ctx.deadline_s,
         )
         return manifest_from_pb(response.manifest)

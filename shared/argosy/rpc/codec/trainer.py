@@ -9,9 +9,31 @@ from argosy.api.trainer.v1 import objective_pb2 as pb
 from argosy.api.trainer.v1 import trainer_service_pb2 as service_pb
 from argosy.rpc.codec.common import optional_version_from_pb, scalars_from_pb, scalars_to_pb, version_to_pb
 from argosy.types.errors import InvalidInputError
-from argosy.types.records import GlobalNormalizer, LossConfig, StepResult, TrainerStatus, UpdateConfig
+from argosy.types.records import GlobalNormalizer, LossConfig, StepResult, TrainerStatus, UpdateConfig, WeightsForm
 
 _PLAIN_LOSS_FIELDS = tuple(field.name for field in dataclasses.fields(LossConfig) if field.name != "options")
+
+
+_FORMS = {
+    WeightsForm.MERGED: service_pb.WEIGHTS_FORM_MERGED,
+    WeightsForm.ADAPTER: service_pb.WEIGHTS_FORM_ADAPTER,
+    WeightsForm.BASE: service_pb.WEIGHTS_FORM_BASE,
+}
+
+
+def weights_form_to_pb(form: WeightsForm) -> service_pb.WeightsForm.ValueType:
+    """What of the weights."""
+    return _FORMS[form]
+
+
+def weights_form_from_pb(value: service_pb.WeightsForm.ValueType) -> WeightsForm:
+    """Unspecified is MERGED. InvalidInputError on a form that this build doesn't know."""
+    found = {number: form for form, number in _FORMS.items()} | {
+        service_pb.WEIGHTS_FORM_UNSPECIFIED: WeightsForm.MERGED
+    }
+    if value not in found:
+        raise InvalidInputError(f"there is no weights form {value}", field="form")
+    return found[value]
 
 
 def loss_config_to_pb(loss: LossConfig) -> pb.LossConfig:

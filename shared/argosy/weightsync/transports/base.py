@@ -35,6 +35,8 @@ class SendOptions:
     """disk: a folder that sender and receivers share."""
     chain: ChainSettings = field(default_factory=ChainSettings)
     """disk: how many versions stay, and how many of them are whole."""
+    delta: bool = False
+    """Tell with each version what changed since the one before: to receivers of streams that hold that, and on disk."""
     extra: Mapping[str, str] | None = None
     """Settings of further transports."""
 

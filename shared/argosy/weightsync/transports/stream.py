@@ -43,7 +43,7 @@ async def pull(source: WeightSource, manifest: WeightsManifest, staging: Staging
         NotFoundError: the source holds another version.
         UnavailableError: the source died.
     """
-    chunks = cast("AsyncGenerator[WeightChunk, None]", source.stream_weights(manifest.version))
+    chunks = cast("AsyncGenerator[WeightChunk, None]", source.stream_weights(manifest.version, base=staging.base))
     try:
         async with asyncio.timeout(deadline_s), contextlib.aclosing(chunks):
             async for chunk in chunks:
