@@ -119,6 +119,7 @@ class Controller:
         """From wherever `state` is to the last step. Raises the first cause if anything fails."""
         trainer = self.ctx.config.trainer
         with span("start", step=self.state.step):
+            await self._rollout.check_sleep()
             await self._sync()
             await self._settle_parity()
             if self._held_out and (trainer.val_before_train or trainer.val_only):

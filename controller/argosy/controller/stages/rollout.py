@@ -11,7 +11,7 @@ from dataclasses import replace
 from argosy.controller.context import RunContext
 from argosy.controller.stages.capacity import Capacities
 from argosy.roles.rollout import Rollout
-from argosy.types.errors import DeadlineError, OverloadedError, UnavailableError
+from argosy.types.errors import ConfigError, DeadlineError, OverloadedError, UnavailableError
 from argosy.types.ids import GroupId, PolicyVersion, SampleId
 from argosy.types.records import Completion, FinishReason, Generated, GenerateRequest, RolloutStatus
 
@@ -45,6 +45,19 @@ class RolloutStage:
         gone = self._ctx.services.lost
         self.usable -= gone
         return sorted(set(self._ctx.services.rollouts) - gone)
+
+    async def check_sleep(self) -> None:
+        """Refuse, before the first token, servers that can't sleep as a colocated run needs it. Raises ConfigError."""
+        if not self._colocated:
+            return
+        level, members = str(self._ctx.config.argosy.sleep_level), self.members()
+        for member, status in zip(members, await self._ask(members), strict=True):
+            levels = "" if status is None else status.capabilities.get("sleep_levels", "")
+            if status is not None and level not in levels.split(","):
+                raise ConfigError(
+                    f"argosy.sleep_level: got {level} with argosy.colocated=true; the engine {status.engine} of "
+                    f"{member} can {f'sleep at {levels}' if levels else 'not sleep'} on its device"
+                )
 
     async def sleep(self, step: int) -> None:
         """Let every server free the devices that the trainer needs too, if they are shared. Nothing is in flight."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from argosy.config.schema import Config, RolloutConfig, ValKwargs
+from argosy.config.validate.rules import one_of
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _NAME = f"{_ROLLOUT}.name"
@@ -28,13 +29,15 @@ class EngineLimits:
     """Bit for bit repeatable."""
     computes: bool = True
     """It computes with the model's weights, so that parity with the trainer can be checked."""
+    sleep_levels: tuple[int, ...] = (1, 2)
+    """Values of argosy.sleep_level that it can have somewhere; on CPUs vLLM has 1 alone. Empty: it can't sleep."""
     advice: str = "actor_rollout_ref.rollout.name=hf has it"
 
 
 LIMITS: dict[str, EngineLimits] = {
     "hf": EngineLimits(_ALWAYS | {"repetition_penalty", "seed"}),
     "vllm": EngineLimits(_ALWAYS | {"repetition_penalty", "seed"}, deterministic=False),
-    "sglang": EngineLimits(_ALWAYS, deterministic=False),
+    "sglang": EngineLimits(_ALWAYS, deterministic=False, sleep_levels=()),
     "simulated": EngineLimits(_ALWAYS | {"seed"}, computes=False),
 }
 """By the name in actor_rollout_ref.rollout.name."""
@@ -51,6 +54,11 @@ def check_engine(config: Config) -> Iterator[str]:
         yield (
             f"argosy.deterministic: got true with {_NAME}={name}, whose samples depend on what else runs; "
             f"set {_NAME}=hf"
+        )
+    if config.argosy.colocated and config.argosy.sleep_level not in limits.sleep_levels:
+        yield (
+            f"argosy.sleep_level: got {config.argosy.sleep_level} with argosy.colocated=true and {_NAME}={name}, which "
+            + (f"can sleep at {one_of(map(str, limits.sleep_levels))}" if limits.sleep_levels else "can't sleep")
         )
     if config.argosy.parity.enabled and not limits.computes:
         yield (

@@ -113,7 +113,7 @@ class _Rollout:
             )  # fmt: skip
 
     async def status(self) -> RolloutStatus:
-        return RolloutStatus(self._manifest.version, "ready", 0, 0, 8, 0, 0, 64)
+        return RolloutStatus(self._manifest.version, "ready", 0, 0, 8, 0, 0, 64, capabilities={"sleep_levels": "1,2"})
 
     async def sleep(self, level: int, ctx: Mutation) -> None:
         self._recorded.turns.append(f"sleep {level}")

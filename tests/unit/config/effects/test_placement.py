@@ -151,3 +151,5 @@ async def test_sleep_level(job: Config, monkeypatch: Patch) -> None:
     changed = job.with_values({"argosy.colocated": True, "argosy.sleep_level": 2})
     assert (await run_recorded(changed, monkeypatch)).turns.count("sleep 2") == 2
     assert "argosy.sleep_level: got 3" in problems(changed.with_values({"argosy.sleep_level": 3}))
+    sglang = changed.with_values({"actor_rollout_ref.rollout.name": "sglang"})
+    assert "argosy.sleep_level: got 2 with argosy.colocated=true" in problems(sglang)
