@@ -26,6 +26,7 @@ _OWN = {
     "skip_tokenizer_init": "token ids go in and out",
     "generation_config": "sampling is set in each request",
     "speculative_config": "draft models take no weight updates yet",
+    "enable_lora": "adapters are merged into the weights that come",
 }
 """Engine arguments that engine_kwargs can't set, and why."""
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -73,8 +74,6 @@ def engine_arguments(options: VllmOptions, context_len: int, *, on_cpu: bool) ->
     }
     if options.override_config:
         chosen["hf_overrides"] = dict(options.override_config)
-    if options.lora_rank:
-        chosen |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": options.lora_rank}
     chosen |= _memory(options, context_len, on_cpu=on_cpu)
     return chosen | _extra(options)
 

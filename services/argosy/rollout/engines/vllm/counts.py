@@ -10,7 +10,6 @@ from typing import Any
 class Usage:
     """The latest of vLLM's statistics."""
 
-    running: int = 0
     cache_usage: float = 0.0
     """Share of the cache's blocks that running samples hold."""
     cache_tokens: int = 0
@@ -30,7 +29,6 @@ def logger_for(usage: Usage) -> Any:
         def record(self, scheduler_stats: Any, iteration_stats: Any, *others: Any, **more: Any) -> None:
             """After every step."""
             if scheduler_stats is not None:
-                usage.running = scheduler_stats.num_running_reqs
                 usage.cache_usage = scheduler_stats.kv_cache_usage
 
         def log_engine_initialized(self) -> None:

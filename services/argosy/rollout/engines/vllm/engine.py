@@ -101,7 +101,7 @@ class VllmEngine:
             updates_in_flight=True,
             transports=_TRANSPORTS,
             sleep_levels=(1,) if self._on_cpu else (1, 2),
-            adapter_sync=False,
+            adapter_sync=True,
             # Which samples share a step depends on when they arrive, and sums over other batches may round otherwise.
             deterministic=False,
             version_spans=True,
@@ -126,7 +126,7 @@ class VllmEngine:
 
     def counts(self) -> EngineCounts:
         """See the Protocol. How many prompt tokens its cache holds for sharing, vLLM doesn't tell: that stays 0."""
-        running = min(self._usage.running, len(self._flights))
+        running = sum(flight.seen_prompt for flight in self._flights.values())
         return EngineCounts(
             running=running,
             waiting=len(self._flights) - running,
@@ -422,10 +422,13 @@ class VllmEngine:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     async def swap_weights(self, tensors: Mapping[str, Tensor], version: PolicyVersion) -> None:
-        """See the Protocol. Samples in flight are held meanwhile and compute their cache anew."""
+        """See the Protocol. Samples in flight are held meanwhile and compute their cache anew.
+
+        vLLM fuses tensors, so it can't take some alone: the others come again from our copy of them.
+        """
         self._check_alive()
         async with self._swapping:
-            await asyncio.to_thread(self._segment.fill, tensors)
+            await self._lay_out(tensors)
             await self._hold()
             try:
                 await self._put_in(version)
@@ -435,6 +438,19 @@ class VllmEngine:
             finally:
                 if not self._paused and not self._asleep and not self._llm.errored:
                     await self._llm.resume_generation()
+
+    async def _lay_out(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put tensors where the workers will read them, the others of the model beside them."""
+        owners = self.facts.shapes.keys() - self.facts.tied.keys()
+        if owners <= tensors.keys():
+            await asyncio.to_thread(self._segment.fill, tensors)
+            return
+        if self._version is None:
+            raise StateError("this engine has no current weights that some of them could be replaced in", state="stale")
+        if not self._segment.placed:
+            state = await asyncio.to_thread(_read_files, self._options)
+            await asyncio.to_thread(self._segment.fill, {name: state[name] for name in state if name in owners})
+        await asyncio.to_thread(self._segment.replace, tensors)
 
     async def _put_in(self, version: PolicyVersion) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest

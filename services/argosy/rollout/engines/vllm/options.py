@@ -42,8 +42,6 @@ class VllmOptions:
     """Compute equal beginnings of prompts once."""
     engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """More engine arguments by vLLM's names. Those that we set ourselves are refused."""
-    lora_rank: int = 0
-    """Rank of LoRA adapters that updates may bring; 0: none."""
     lineage: str = "main"
     """Lineage of the version that the model's own files are: step 0."""
     start_stale: bool = False
@@ -57,9 +55,9 @@ class VllmOptions:
 def check_options(options: VllmOptions) -> None:
     """Raise InvalidInputError that names the field."""
     counts = ("slot_count", "max_waiting", "tensor_parallel_size", "prefill_token_budget")
-    for name, least in (*((name, 1) for name in counts), ("lora_rank", 0)):
-        if getattr(options, name) < least:
-            raise InvalidInputError(f"rollout {name} must be at least {least}, got {getattr(options, name)}")
+    for name in counts:
+        if getattr(options, name) < 1:
+            raise InvalidInputError(f"rollout {name} must be at least 1, got {getattr(options, name)}")
     if options.max_model_len < 0 or options.max_model_len == 1:
         raise InvalidInputError(f"rollout max_model_len must be 0 or at least 2, got {options.max_model_len}")
     share = options.gpu_memory_utilization

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from argosy.types.errors import InvalidInputError
 from argosy.weightsync.tensors import bytes_of, dtype_name, tensor_over
 
 if TYPE_CHECKING:
@@ -70,6 +71,14 @@ class Segment:
             data = bytes_of(tensor)
             memory[place.offset : place.offset + data.size] = data
         self._placed = tuple(placed)
+
+    def replace(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy tensors in over some of those that it holds; the others stay. InvalidInputError on one that it lacks."""
+        views = self.tensors()
+        for name, tensor in tensors.items():
+            if name not in views or views[name].shape != tensor.shape:
+                raise InvalidInputError(f"there is no tensor {name!r} of shape {tuple(tensor.shape)} to be replaced")
+            views[name].copy_(tensor)
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of what it holds; overwritten by the next `fill`."""
