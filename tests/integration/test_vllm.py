@@ -67,6 +67,18 @@ def test_grpo_of_the_tiny_model_learns_through_vllm(job: ToyJob) -> None:
     assert rewards[-1] > rewards[0] + 0.1
 
 
+@pytest.mark.timeout(240)
+def test_an_adapter_alone_reaches_vllm(job: ToyJob) -> None:
+    """It comes merged into the modules that it has; parity says that the others stayed."""
+    code, out, err = job.run(
+        "lora", *VLLM, "trainer.total_training_steps=3", "actor_rollout_ref.model.lora_rank=4",
+        "actor_rollout_ref.model.lora_alpha=32", "actor_rollout_ref.model.target_modules=[q_proj,down_proj]",
+        "argosy.weight_sync.adapter_only=on", timeout_s=230,
+    )  # fmt: skip
+    assert code == 0, out + err
+    check_run(job, "lora", 3)
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not SMOLLM2.is_dir(), reason="needs SmolLM2: make models/smollm2-135m-instruct/config.json")
 def test_smollm2_trains_a_few_steps_through_vllm(job: ToyJob) -> None:

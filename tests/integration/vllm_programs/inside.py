@@ -25,7 +25,7 @@ from argosy.rollout.engines.events import Event
 from argosy.rollout.engines.vllm.engine import VllmEngine
 from argosy.rollout.engines.vllm.options import VllmOptions
 from argosy.text.tokenizer import load_tokenizer
-from argosy.types.errors import InternalError, InvalidInputError, StateError, UnavailableError
+from argosy.types.errors import InternalError, InvalidInputError, NotFoundError, StateError, UnavailableError
 from argosy.types.ids import PolicyVersion, SampleId
 from argosy.types.records import (
     Completion,
@@ -211,7 +211,7 @@ async def test_d10_an_update_that_fails_half_way_leaves_it_stale_until_a_whole_o
     (failed,) = await asked.answers(1)
     assert failed.finish_reason is FinishReason.FAILED
     assert engine.version is None
-    with pytest.raises(StateError):
+    with pytest.raises(NotFoundError):
         await engine.held_state()
     missing = {name: tensor for name, tensor in weights.sent.items() if "layers.0.self_attn.o_proj" not in name}
     with pytest.raises(StateError, match="no current weights"):
@@ -273,7 +273,8 @@ async def test_abort_ends_now_with_what_there_is(engine: VllmEngine) -> None:
     assert all(0 < len(one.token_ids) < 400 for one in rest)
     await engine.resume()
     (whole,) = await ask(engine, [request_of(0)])
-    assert whole.token_ids == rest[0].token_ids[:20]
+    count = min(20, len(rest[0].token_ids))
+    assert whole.token_ids[:count] == rest[0].token_ids[:count]
 
 
 async def test_urgent_samples_go_first(engine: VllmEngine) -> None:

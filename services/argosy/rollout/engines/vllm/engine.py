@@ -21,7 +21,14 @@ from argosy.rollout.engines.vllm.facts import read_facts
 from argosy.rollout.engines.vllm.options import VllmOptions, check_options
 from argosy.rollout.engines.vllm.parameters import SAMPLING, to_vllm
 from argosy.rollout.engines.vllm.segment import Segment
-from argosy.types.errors import InternalError, InvalidInputError, OverloadedError, StateError, UnavailableError
+from argosy.types.errors import (
+    InternalError,
+    InvalidInputError,
+    NotFoundError,
+    OverloadedError,
+    StateError,
+    UnavailableError,
+)
 from argosy.types.ids import PolicyVersion, SampleId
 from argosy.types.records import FinishReason, GenerateRequest, SamplingParams
 
@@ -31,6 +38,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _WATCH_S = 0.25
 """Seconds between two looks at whether vLLM's processes live."""
+_TURNS = 16
+"""Turns of the event loop in which what vLLM has taken from its queue reaches the samples; four are enough."""
 _TRANSPORTS = frozenset({"stream", "collective", "shared_memory", "disk"})
 """All that fill a staging area in this process; the workers get it from there."""
 
@@ -58,18 +67,19 @@ class VllmEngine:
         decode: Token ids → text without special tokens; for stop strings and `Completion.text`.
 
     Raises:
-        InvalidInputError: an option is wrong.
+        InvalidInputError: an option is wrong, or there is no such model.
         ConfigError: this interpreter has no vLLM.
     """
 
     def __init__(self, options: VllmOptions, decode: Decode) -> None:
         check_options(options)
         require_vllm()
+        prepare_environment(options.model_path, options.threads)
         self._options = options
         self._decode = decode
         self._failed: Future[BaseException] = Future()
         self._version: PolicyVersion | None = None
-        self._facts: ModelFacts | None = None
+        self._facts = read_facts(options)
         self._usage = Usage()
         self._segment = Segment()
         self._flights: dict[str, _InFlight] = {}
@@ -109,9 +119,7 @@ class VllmEngine:
 
     @property
     def facts(self) -> ModelFacts:
-        """See the Protocol."""
-        if self._facts is None:
-            raise StateError("the engine has not been started", state="joining")
+        """See the Protocol; valid from the beginning."""
         return self._facts
 
     @property
@@ -142,9 +150,7 @@ class VllmEngine:
     async def start(self) -> None:
         """See the Protocol. Takes ten seconds to minutes."""
         options = self._options
-        prepare_environment(options.model_path, options.threads)
-        self._facts = await asyncio.to_thread(read_facts, options)
-        self._llm = await asyncio.to_thread(self._load, self._facts)
+        self._llm = await asyncio.to_thread(self._load)
         try:
             await self._make_ready()
         except BaseException as error:
@@ -158,7 +164,7 @@ class VllmEngine:
             await self._adopt_files()
         self._watch = asyncio.create_task(self._watch_processes())
 
-    def _load(self, facts: ModelFacts) -> Any:
+    def _load(self) -> Any:
         """Start vLLM's processes; on a thread, since it blocks."""
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
@@ -172,7 +178,7 @@ class VllmEngine:
             )
         if runs_eager(self._options, on_cpu=self._on_cpu):
             compile_nothing()
-        arguments = engine_arguments(self._options, facts.context_len, on_cpu=self._on_cpu)
+        arguments = engine_arguments(self._options, self.facts.context_len, on_cpu=self._on_cpu)
         check_known(arguments)
         # Named to the workers as text; this process has to know the weight transfer that it registers, too.
         import argosy.rollout.engines.vllm.worker  # noqa: F401
@@ -197,7 +203,7 @@ class VllmEngine:
         prompt = (0, 1) if self.facts.context_len > 3 else (0,)
         for k, params in enumerate(ways):
             request = GenerateRequest(SampleId(0, 0, k), prompt, params, purpose="warmup")
-            chosen = to_vllm(request, stop_ids=(), limit=self.facts.context_len - len(prompt), vocab_size=2)
+            chosen = to_vllm(request, stop_ids=(), limit=2, vocab_size=self.facts.vocab_size)
             async for _ in self._llm.generate(_prompt_of(prompt), chosen, f"warmup#{k}"):
                 pass
         await self._llm.reset_prefix_cache()
@@ -378,12 +384,12 @@ class VllmEngine:
     async def _hold(self) -> None:
         """Stop vLLM between two steps and take in every token that it has sampled."""
         await self._llm.pause_generation(mode="keep", clear_cache=False)
-        # The answer came after the last tokens, over the same socket; they may still be on their way to the samples.
-        while True:
-            await asyncio.sleep(0.001)
-            if self._llm.engine_core.outputs_queue.empty():
-                break
-        await asyncio.sleep(0.001)
+        # The answer came after the last tokens, over the same socket; these may still be on their way to the samples:
+        # from the queue to vLLM's handler, from there to each sample's own queue, and from that to its task.
+        quiet = 0
+        while quiet < _TURNS and not self._llm.errored:
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if self._llm.engine_core.outputs_queue.empty() else 0
 
     async def sleep(self, level: int) -> None:
         """See the Protocol. On CPUs vLLM has no sleep; level 1 is then to free the cache."""
@@ -479,15 +485,11 @@ class VllmEngine:
         self._version = None
 
     async def held_state(self) -> Mapping[str, Tensor]:
-        """See the Protocol. What the last update brought, or else what the model's files hold."""
+        """See the Protocol. What the last update brought (to be read while no weights are swapped), or else what the
+        model's files hold."""
         if self._version is None:
-            raise StateError("this engine has no current weights", state="stale")
-        async with self._swapping:
-            if self._segment.placed:
-                return await asyncio.to_thread(
-                    lambda: {name: tensor.clone() for name, tensor in self._segment.tensors().items()}
-                )
-            return await asyncio.to_thread(_read_files, self._options)
+            raise NotFoundError("this engine has no current weights")
+        return self._segment.tensors() or await asyncio.to_thread(_read_files, self._options)
 
     def _check_alive(self) -> None:
         if self._closed:
