@@ -245,6 +245,7 @@ class SimulatedEngine:
         return not self._paused and self._version is not None and bool(self._running or self._waiting)
 
     async def _run(self) -> None:
+        self._due = time.monotonic()
         try:
             while True:
                 self._work.clear()
@@ -255,6 +256,11 @@ class SimulatedEngine:
                 await self._steps()
         except Exception as error:  # noqa: BLE001 - the end of the loop: whoever watches `failed` learns of it
             _LOG.critical("the simulated engine has failed", exc_info=error)
+            self._version = None
+            for sample in [*self._running.values(), *self._waiting]:
+                sample.complete(FinishReason.FAILED, self._decode, f"{type(error).__name__}: {error}")
+            self._running.clear()
+            self._waiting.clear()
             self.failed.set_result(error)
 
     async def _steps(self) -> None:

@@ -125,8 +125,9 @@ class Sample:
                     end = index + 1
                     break
         if end is not None:
+            end = max(end, self.count)  # tokens that came with the request stay, as in every engine
             del self._token_ids[end:], self._log_probs[end:]
-            self.reason, self.count = FinishReason.STOP, min(self.count, end)
+            self.reason = FinishReason.STOP
             self._text = strings.text if strings is not None and strings.found else None
 
     def _first_stop_id(self, min_tokens: int) -> int | None:
