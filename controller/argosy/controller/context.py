@@ -48,6 +48,9 @@ class RunContext:
     counters: dict[str, float] = field(default_factory=dict)
     """Things counted over the whole run (re-dispatched samples, failed verdicts …)."""
 
+    measured: dict[str, float] = field(default_factory=dict)
+    """Figures of the last sync, which go into the metrics of the step that they belong to."""
+
     @property
     def deadline_s(self) -> float:
         """Total seconds for one call, all tries included."""

@@ -193,7 +193,11 @@ class Controller:
                 with timed(timing, "save_checkpoint"):
                     await self.save()
         timing["step"] = time.perf_counter() - produced.started
-        metrics |= performance_metrics(batch, timing, metrics["rollout/generated_tokens"]) | self.ctx.counters
+        metrics |= (
+            performance_metrics(batch, timing, metrics["rollout/generated_tokens"])
+            | self.ctx.counters
+            | self.ctx.measured
+        )
         warn_of_disagreement(self.ctx.config, metrics, step)
         metrics |= {"training/global_step": float(step), "training/epoch": float(record.prompts[0].group.data_epoch)}
         self._observer.step_done(step, metrics, record)

@@ -333,9 +333,9 @@ class RolloutCore:
 
     async def update_weights(
         self, sync_id: str, source: WeightSource, ctx: Mutation, offer: TransferOffer | None = None
-    ) -> None:
+    ) -> int:
         """See the role."""
-        await self.weights.receive(sync_id, source, ctx.deadline_s, offer)
+        return await self.weights.receive(sync_id, source, ctx.deadline_s, offer)
 
     async def finish_weight_update(self, sync_id: str, ctx: Mutation) -> PolicyVersion:
         """See the role. What becomes of samples in flight, the engine's capabilities tell (`updates_in_flight`)."""

@@ -130,12 +130,10 @@ class RolloutServicer(rollout_service_pb2_grpc.RolloutServiceServicer):
         async def work(ctx: Mutation) -> pb.UpdateWeightsResponse:
             source = GrpcWeightSource(request.source_address, options=self._options)
             try:
-                await self._core.update_weights(request.sync_id, source, ctx, offer)
+                byte_count = await self._core.update_weights(request.sync_id, source, ctx, offer)
             finally:
                 await source.close()
-            return pb.UpdateWeightsResponse(
-                context=await self._respond(), received_size_bytes=source.received_size_bytes
-            )
+            return pb.UpdateWeightsResponse(context=await self._respond(), received_size_bytes=byte_count)
 
         return await self._gate.mutate("UpdateWeights", request.context, context, work)
 

@@ -60,10 +60,11 @@ class ServerWeights:
 
     async def receive(
         self, sync_id: str, source: WeightSource, deadline_s: float, offer: TransferOffer | None = None
-    ) -> None:
-        """Fill the staging area by the offered transfer; without one, as a stream from `source`."""
-        if self._updates.finished(sync_id) is None:
-            await self._updates.receive(sync_id, source, deadline_s, offer)
+    ) -> int:
+        """Fill the staging area by the offered transfer, or as a stream from `source`; the bytes that it took."""
+        if self._updates.finished(sync_id) is not None:
+            return 0
+        return await self._updates.receive(sync_id, source, deadline_s, offer)
 
     async def finish(self, sync_id: str) -> PolicyVersion:
         """Swap the staged weights in; the version served from now on."""

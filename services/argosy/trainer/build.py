@@ -18,6 +18,8 @@ from argosy.trainer.options import FsdpOptions, LoraOptions, OffloadOptions, Opt
 from argosy.trainer.parallel.mesh import ParallelOptions
 from argosy.trainer.schedule import Schedule
 from argosy.types.errors import ConfigError
+from argosy.weightsync.chain import ChainSettings
+from argosy.weightsync.transports.base import SendOptions
 
 
 def build_core(cfg: Config) -> Trainer:
@@ -78,6 +80,7 @@ def options_from(cfg: Config) -> TrainerOptions:
         rank_timeout_s=service.rank_timeout_s,
         fsdp=_fsdp(actor.fsdp_config),
         publish_dtype=cfg.argosy.rollout.dtype,
+        send=_send(cfg),
         threads=_threads(cfg, "trainer"),
         deterministic=cfg.argosy.deterministic,
     )
@@ -119,6 +122,15 @@ def critic_options_from(cfg: Config) -> TrainerOptions:
         optimizer=_optimizer(cfg, critic.optim, critic.grad_clip),
         fsdp=_fsdp(critic.fsdp_config),
         threads=_threads(cfg, "critic"),
+    )
+
+
+def _send(cfg: Config) -> SendOptions:
+    sync = cfg.argosy.weight_sync
+    return SendOptions(
+        folder=sync.disk_path or str(cfg.run_folder / "weights"),
+        chain=ChainSettings(sync.disk_base_every, sync.disk_keep),
+        delta=sync.delta == "xor" or (sync.delta == "auto" and sync.transport == "disk"),
     )
 
 

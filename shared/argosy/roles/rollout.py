@@ -67,9 +67,10 @@ class Rollout(Protocol):
 
     async def update_weights(
         self, sync_id: str, source: WeightSource, ctx: Mutation, offer: TransferOffer | None = None
-    ) -> None:
+    ) -> int:
         """Receive every tensor of the started manifest into a staging area; each checksum is checked.
 
+        Returns the bytes that it took: fewer than the weights where deltas came, 0 if they were there already.
         `offer` is this server's ticket to a transfer that the sender has opened; None: pull from `source` by "stream".
         """
         ...

@@ -28,10 +28,20 @@ Guard = Callable[[Callable[[], None]], None]
 """Runs a piece of work that writes into the target, unless the caller has given up (then it raises)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A version that was read."""
+
+    places: list[Place]
+    checksums: list[int]
+    """crc32 of each place."""
+    read_byte_count: int
+
+
 def read_version(
     folder: Path, manifest: WeightsManifest, target: FlatBuffer, held: PolicyVersion | None, guard: Guard
-) -> tuple[list[Place], list[int]]:
-    """Fill `target` with a version, by the cheapest sound chain; the parts and their crc32s. Blocks.
+) -> Found:
+    """Fill `target` with a version, by the cheapest sound chain. Blocks.
 
     Args:
         folder: Of the chain.
@@ -75,9 +85,7 @@ def sound_chain(links: Sequence[Link], manifest: WeightsManifest) -> bool:
     return False
 
 
-def _read_chain(
-    chain: Chain, manifest: WeightsManifest, target: FlatBuffer, guard: Guard
-) -> tuple[list[Place], list[int]]:
+def _read_chain(chain: Chain, manifest: WeightsManifest, target: FlatBuffer, guard: Guard) -> Found:
     places: list[Place] = []
     checksums: list[int] = []
     with ExitStack() as opened:
@@ -92,7 +100,7 @@ def _read_chain(
                 raise CorruptDataError(f"{_named(chain)} gives tensor {spec.name!r} crc32 {whole}, not {spec.checksum}")
             places += parts
             checksums += found
-    return places, checksums
+    return Found(places, checksums, sum(file.read_byte_count for file in files))
 
 
 def _named(chain: Chain) -> str:
@@ -115,6 +123,7 @@ class _OpenLink:
 
     def __init__(self, link: Link, opened: ExitStack) -> None:
         self._link = link
+        self.read_byte_count = 0
         self._stored: dict[str, _Stored] = {}
         for file in link.files:
             handle = opened.enter_context((link.folder / file.name).open("rb"))
@@ -167,6 +176,7 @@ class _OpenLink:
         data = stored.file.read(size)
         if len(data) != size:
             raise self._damage(f"{Path(stored.file.name).name} is cut short")
+        self.read_byte_count += size
         return data
 
     def _check(self, name: str, stored: _Stored, found: str) -> None:

@@ -59,15 +59,15 @@ class WeightUpdates:
 
     async def receive(
         self, sync_id: str, source: WeightSource, deadline_s: float, offer: TransferOffer | None = None
-    ) -> None:
-        """Fill the staging area. A try that fails leaves the update started, so that it can be tried again.
+    ) -> int:
+        """Fill the staging area; bytes that it took. A try that fails leaves the update started, to be tried again.
 
         Without an offer the bytes are pulled from `source` as a stream. InvalidInputError on an offer for another sync
         or version: its sender belongs to a sync that is over.
         """
         manifest = self._started(sync_id)
         if self._complete:
-            return
+            return 0
         offer = offer or TransferOffer("stream", sync_id, manifest.version, source.address)
         if (offer.sync_id, offer.version) != (sync_id, manifest.version):
             raise InvalidInputError(
@@ -83,6 +83,7 @@ class WeightUpdates:
         if self._manifest is not manifest:
             raise StateError(f"weight update {sync_id!r} was replaced by {self._sync_id!r} while it came in")
         self._staging, self._complete = staging, True
+        return staging.transferred_byte_count
 
     def finished(self, sync_id: str) -> PolicyVersion | None:
         """The version of an update that is done already: a repeated finish gets the first answer."""

@@ -24,6 +24,7 @@ from argosy.config.schema.rollout import RolloutConfig, ValKwargs
 from argosy.config.schema.root import ActorRolloutRefConfig, Config
 from argosy.config.schema.services import DEFAULT_POOL, PoolConfig, ServiceProcessConfig, ServicesConfig
 from argosy.config.schema.trainer import TrainerConfig
+from argosy.config.schema.weight_sync import WeightSyncConfig
 
 __all__ = [
     "DEFAULT_POOL",
@@ -60,4 +61,5 @@ __all__ = [
     "TrainerConfig",
     "TrainerServiceConfig",
     "ValKwargs",
+    "WeightSyncConfig",
 ]

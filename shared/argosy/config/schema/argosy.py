@@ -8,6 +8,7 @@ from typing import Any
 
 from argosy.config.schema.engines import SglangConfig, SimulatedConfig
 from argosy.config.schema.services import ServicesConfig
+from argosy.config.schema.weight_sync import WeightSyncConfig
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,8 @@ class ArgosyConfig:
     """The reward service."""
     parity: ParityConfig = field(default_factory=ParityConfig)
     """Whether the engines still compute what the trainer computes."""
+    weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
+    """Weights on their way from the trainer to the rollout servers."""
     membership: MembershipConfig = field(default_factory=MembershipConfig)
     """Who is in the fleet."""
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)

@@ -32,6 +32,7 @@ from argosy.config.validate.relations import (
     check_trainer,
 )
 from argosy.config.validate.rules import check_fields
+from argosy.config.validate.weight_sync import check_weight_sync
 from argosy.types.errors import ConfigError
 
 __all__ = ["CHECKS", "FILE_CHECKS", "find_problems", "validate", "validate_row_count"]
@@ -54,6 +55,7 @@ CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_8bit,
     check_argosy,
     check_engine,
+    check_weight_sync,
     check_devices,
     check_services,
     check_pools,

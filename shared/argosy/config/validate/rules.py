@@ -177,6 +177,8 @@ RANGES: dict[str, Range] = {
     "argosy.reward.worker_count": COUNT,
     "argosy.reward.timeout_s": POSITIVE,
     "argosy.reward.max_error_rate": UNIT,
+    "argosy.weight_sync.disk_base_every": COUNT,
+    "argosy.weight_sync.disk_keep": COUNT,
     "argosy.parity.max_diff": NOT_NEGATIVE,
     "argosy.parity.mean_diff": NOT_NEGATIVE,
     "argosy.membership.lease_ttl_s": Range(2),
@@ -190,6 +192,9 @@ RANGES: dict[str, Range] = {
 }
 
 CHOICES: dict[str, tuple[str, ...]] = {
+    "argosy.weight_sync.transport": ("auto", "stream", "shared_memory", "collective", "disk"),
+    "argosy.weight_sync.delta": ("auto", "off", "xor"),
+    "argosy.weight_sync.adapter_only": ("auto", "off", "on"),
     "data.truncation": ("error", "left", "right", "middle"),
     f"{_ACTOR}.strategy": ("fsdp", "fsdp2", "megatron"),
     f"{_ACTOR}.policy_loss.loss_mode": tuple(LOSSES),

@@ -161,7 +161,7 @@ class RolloutClient:
 
     async def update_weights(
         self, sync_id: str, source: WeightSource, ctx: Mutation, offer: TransferOffer | None = None
-    ) -> None:
+    ) -> int:
         """As the role says; the server itself fetches from the source's address, or by the offer."""
         pulls = offer is None or offer.transport == "stream"
         if pulls and not source.address:
@@ -169,7 +169,7 @@ class RolloutClient:
                 "the weights lie in this process, where the server can't fetch them: give a source with an address",
                 field="source.address",
             )
-        await self._caller.unary(
+        response = await self._caller.unary(
             self._stub.UpdateWeights,
             lambda left_s: pb.UpdateWeightsRequest(
                 context=_context(ctx, left_s),
@@ -179,6 +179,7 @@ class RolloutClient:
             ),
             deadline_s=ctx.deadline_s,
         )
+        return int(response.received_size_bytes)
 
     async def finish_weight_update(self, sync_id: str, ctx: Mutation) -> PolicyVersion:
         """As the role says."""

@@ -61,6 +61,22 @@ class TransferPlan:
             )
 
 
+METRIC = "metric/"
+"""Before the name of an offer's option that is a figure for the run's metrics, "sync/NAME" there."""
+
+
+def delta_metrics(snapshot: Snapshot) -> dict[str, str]:
+    """What an offer tells of a snapshot's delta: how many times smaller it is, and MB/s (of weights) of its making."""
+    found: dict[str, float] = {}
+    if snapshot.changed_share is not None:
+        found["changed_share"] = snapshot.changed_share
+    if snapshot.delta is not None:
+        whole = snapshot.delta.whole_size_bytes
+        found["delta_ratio"] = whole / max(1, snapshot.delta.size_bytes)
+        found["delta_encode_mb_s"] = whole / 1e6 / max(1e-9, snapshot.delta.seconds)
+    return {f"{METRIC}{name}": repr(value) for name, value in found.items()}
+
+
 class Transfer(Protocol):
     """A transfer that is open at the sender."""
 

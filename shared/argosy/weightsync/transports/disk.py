@@ -18,7 +18,7 @@ from argosy.types.records import TransferOffer, WeightsManifest
 from argosy.weightsync.chain_reader import read_version
 from argosy.weightsync.chain_writer import publish
 from argosy.weightsync.staging import Staging
-from argosy.weightsync.transports.base import PlainTransfer, SendOptions, TransferPlan
+from argosy.weightsync.transports.base import PlainTransfer, SendOptions, TransferPlan, delta_metrics
 
 if TYPE_CHECKING:
     from argosy.weightsync.snapshot import Snapshot
@@ -44,7 +44,8 @@ async def open_transfer(snapshot: Snapshot, plan: TransferPlan, options: SendOpt
         f"weights {snapshot.manifest.version.short} could not be written to {folder}",
         lambda stop: publish(folder, snapshot, options.chain, stop.event),
     )
-    offer = TransferOffer("disk", plan.sync_id, snapshot.manifest.version, str(folder))
+    told = delta_metrics(snapshot)
+    offer = TransferOffer("disk", plan.sync_id, snapshot.manifest.version, str(folder), options=told)
     return PlainTransfer((offer,) * plan.receiver_count)
 
 
@@ -66,8 +67,8 @@ async def receive(
     buffer, held = staging.buffer, staging.base
 
     def read(stop: Stop) -> None:
-        places, checksums = read_version(Path(offer.endpoint), manifest, buffer, held, stop.guard)
-        stop.guard(lambda: staging.accept(places, checksums))
+        found = read_version(Path(offer.endpoint), manifest, buffer, held, stop.guard)
+        stop.guard(lambda: staging.accept(found.places, found.checksums, found.read_byte_count))
 
     await _within(deadline_s, f"weights {manifest.version.short} could not be read from {offer.endpoint}", read)
 

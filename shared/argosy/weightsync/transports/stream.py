@@ -11,7 +11,7 @@ from argosy.roles.weights import WeightSource
 from argosy.types.errors import DeadlineError
 from argosy.types.records import TransferOffer, WeightChunk, WeightsManifest
 from argosy.weightsync.staging import Staging
-from argosy.weightsync.transports.base import PlainTransfer, SendOptions, TransferPlan
+from argosy.weightsync.transports.base import PlainTransfer, SendOptions, TransferPlan, delta_metrics
 
 if TYPE_CHECKING:
     from argosy.weightsync.snapshot import Snapshot
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 async def open_transfer(snapshot: Snapshot, plan: TransferPlan, options: SendOptions) -> PlainTransfer:
     """Receivers pull from the WeightsService that is there anyway; they are told how many streams to open."""
-    settings = {"streams": str(options.streams)}
+    settings = {"streams": str(options.streams)} | delta_metrics(snapshot)
     offer = TransferOffer("stream", plan.sync_id, snapshot.manifest.version, "", options=settings)
     return PlainTransfer((offer,) * plan.receiver_count)
 

@@ -129,8 +129,8 @@ class _Rollout:
 
     async def update_weights(
         self, sync_id: str, source: object, ctx: Mutation, offer: TransferOffer | None = None
-    ) -> None:
-        pass
+    ) -> int:
+        return 0
 
     async def finish_weight_update(self, sync_id: str, ctx: Mutation) -> PolicyVersion:
         return self._manifest.version
