@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import sys
@@ -215,3 +216,25 @@ def test_child_died_error_without_output(tmp_path: Path) -> None:
     assert "nothing" in str(error)
     assert error.metadata["returncode"] == "-9"
     assert describe_exit(-40) == "killed by signal 40"
+
+
+async def until_lost(supervisor: Supervisor, name: str) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            if name in supervisor.lost:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def test_d6_a_death_in_a_group_is_told_and_survived_while_others_are_left(tmp_path: Path) -> None:
+    async with Supervisor(tmp_path, grace_s=5) as supervisor:
+        specs = [dataclasses.replace(python(f"rollout-{number}", IDLE), group="rollout") for number in range(2)]
+        first, last = [await supervisor.start(spec) for spec in specs]
+        supervisor.allow_losses("rollout")
+        first.kill()
+        await until_lost(supervisor, "rollout-0")
+        assert not supervisor.failed.done()
+        last.kill()
+        error = await asyncio.wait_for(supervisor.failed, 10)
+        assert error.member_id == "rollout-1"
+        assert supervisor.lost == {"rollout-0"}
