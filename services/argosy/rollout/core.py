@@ -74,6 +74,7 @@ class RolloutCore:
         self._asleep = False
         self._ended_count = self._overlong_count = self._refused_count = 0
         self._token_rate, self._ended_rate = Rate(), Rate()
+        self._ended_rate.note(0)
         self._pulse = Pulse(engine, options.stall_timeout_s)
 
     async def start(self) -> None:
@@ -250,6 +251,7 @@ class RolloutCore:
         try:
             self.weights.release()
             await self._engine.sleep(level)
+            self.weights.release(engine_drops=level > 1)
         except BaseException:
             self._asleep = False
             raise

@@ -53,10 +53,16 @@ class ServerWeights:
                 self._adapters.check(manifest.adapter)
             self._updates.start(sync_id, manifest)
 
-    def release(self) -> None:
-        """Free what is kept only to be used again: a copy for newcomers, and the room for the next update's bytes."""
+    def release(self, *, engine_drops: bool = False) -> None:
+        """Free what is kept only to be used again: a copy for newcomers, and the room for the next update's bytes.
+
+        `engine_drops`: The engine gives up its weights, so that nothing is known of them any more: no adapter fits.
+        """
         self._snapshot = None
         self._updates.release()
+        if engine_drops:
+            self._manifest = None
+            self._adapters.forget()
 
     async def receive(
         self, sync_id: str, source: WeightSource, deadline_s: float, offer: TransferOffer | None = None
