@@ -45,7 +45,7 @@ class Case:
     """Metrics that tell that this algorithm was at work: none is 0 in every step."""
     gain: float = 1.6
     """Times the first step's share of letters that the last two steps must reach."""
-    steps: int = 6
+    steps: int = 5
 
 
 def estimators() -> dict[str, Case]:
@@ -121,9 +121,9 @@ def recipes() -> dict[str, Case]:
     alone = ("data.train_batch_size=32", f"{ACTOR}.ppo_mini_batch_size=16", f"{ROLLOUT}.n=1")
     critic = ("critic.ppo_mini_batch_size=16", "critic.optim.lr=3e-3")
     return {
-        "recipe_dapo": Case(filtered, "dapo", ("filter_groups/flat_groups", "reward/overlong_reward/mean")),
-        "recipe_dr_grpo": Case((), "dr_grpo"),
-        "recipe_grpo": Case((), "grpo", ("actor/kl_loss",)),
+        "recipe_dapo": Case(filtered, "dapo", ("filter_groups/flat_groups", "reward/overlong_reward/mean"), steps=6),
+        "recipe_dr_grpo": Case((), "dr_grpo", steps=6),
+        "recipe_grpo": Case((), "grpo", ("actor/kl_loss",), steps=6),
         "recipe_remax": Case(alone, "remax", ("critic/baseline/mean",), steps=14),
         "recipe_ppo": Case((*alone, *critic), "ppo", ("critic/vf_loss", "actor/reward_kl_penalty"), steps=8),
     }

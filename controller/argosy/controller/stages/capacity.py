@@ -91,7 +91,7 @@ class Capacities:
         """What each pool did for training since the last call, under `rollout/pools/NAME/…`."""
         found: dict[str, float] = {}
         usable = set(usable)
-        for pool in sorted({self._pool(member) for member in usable | self._done.keys()}):
+        for pool in sorted({*self._pools.values(), *map(self._pool, usable | self._done.keys())}):
             done = [self._done[member] for member in self._done if self._pool(member) == pool]
             prefix = f"rollout/pools/{pool}"
             found[f"{prefix}/servers"] = float(sum(self._pool(member) == pool for member in usable))
