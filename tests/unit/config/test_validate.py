@@ -90,7 +90,7 @@ def test_refused_without_a_critic(valid: Config, path: str, value: object, expec
     ("path", "value", "expected"),
     [
         ("algorithm.adv_estimator", "grop", "wants gae, grpo,"),
-        (f"{ROLLOUT}.name", "vllm", "engine that is not there yet"),
+        (f"{ROLLOUT}.name", "trtllm", "engine that is not there"),
         (f"{ROLLOUT}.name", "hff", "wants hf"),
         (f"{ACTOR}.ppo_mini_batch_size", 16, "got 16 for data.train_batch_size=8"),
         (f"{ACTOR}.ppo_mini_batch_size", 3, "(8 = 2 × 3 + 2); nearest that do: 2 and 4"),
