@@ -1,13 +1,33 @@
-"""crc32 of a whole from the crc32s of its parts, so that bytes are read once for both checksums."""
+"""crc32 at memory speed, and crc32 of a whole from the crc32s of its parts, so that bytes are read once for both.
+
+zlib's polynomial whichever library computes it: ISA-L (isal) folds it with vector instructions, about 12 GB/s a core
+where zlib does 2. Both give up the interpreter's lock, so that threads add up.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
+import zlib
 from collections.abc import Iterable
 
 _POLYNOMIAL = 0xEDB88320
 """zlib's, bit-reversed: the coefficient of x^0 is bit 31."""
 _ONE = 1 << 31
+_HAS_ISAL = importlib.util.find_spec("isal") is not None
+"""Absent on platforms without a wheel: zlib then gives the same values, slower."""
+
+if _HAS_ISAL:
+    from isal import isal_zlib
+
+
+def crc32(data: bytes | memoryview, before: int = 0) -> int:
+    """zlib's crc32 of contiguous bytes, that go on after bytes whose crc32 is `before`.
+
+    >>> crc32(b"123456789") == 0xCBF43926
+    True
+    """
+    return isal_zlib.crc32(data, before) if _HAS_ISAL else zlib.crc32(data, before)
 
 
 def _multiply(a: int, b: int) -> int:
@@ -41,7 +61,7 @@ def combine(parts: Iterable[tuple[int, int]]) -> int:
     """
     total = 0
     for checksum, byte_count in parts:
-        total = _multiply(_power(byte_count), total) ^ checksum
+        total = (_multiply(_power(byte_count), total) if total else 0) ^ checksum
     return total
 
 

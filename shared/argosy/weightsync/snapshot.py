@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from argosy.types.errors import InvalidInputError, NotFoundError
 from argosy.types.ids import PolicyVersion
-from argosy.types.records import TensorSpec, WeightChunk, WeightsManifest
+from argosy.types.records import AdapterSpec, WeightChunk, WeightsManifest
 from argosy.weightsync.agreement import verify_agreement
-from argosy.weightsync.buffers import FlatBuffer, Part
-from argosy.weightsync.crc import combine, to_hex
-from argosy.weightsync.manifest import check_ties, make_manifest, with_ties
-from argosy.weightsync.tensors import ByteArray, dtype_name, tensor_over
+from argosy.weightsync.buffers import CHUNK_BYTES, FlatBuffer, Part
+from argosy.weightsync.freezing import SnapshotWriter, TensorForm, form_of
+from argosy.weightsync.manifest import check_ties, make_manifest
+from argosy.weightsync.tensors import tensor_over
 
 if TYPE_CHECKING:
     import torch
 
+    from argosy.weightsync.delta import Delta
+    from argosy.weightsync.freezing import Put
     from argosy.weightsync.staging import Staging
 
-CHUNK_BYTES = 1 << 20
-"""Largest piece of a tensor in one message: larger ones are slower over gRPC (FACTS)."""
+__all__ = ["CHUNK_BYTES", "Snapshot"]
 
 
 class Snapshot:
@@ -33,13 +33,13 @@ class Snapshot:
     """
 
     def __init__(self, manifest: WeightsManifest, tensors: Mapping[str, torch.Tensor]) -> None:
-        specs = [spec for spec in manifest.tensors if not spec.tied_to]
-        buffer = FlatBuffer(specs)
-        parts = {spec.name: _copy(tensors[spec.name], buffer.views[spec.name], spec) for spec in specs}
-        held = make_manifest(
-            manifest.version.lineage, manifest.version.step, [_sealed(s, parts[s.name]) for s in specs]
-        )
-        verify_agreement(manifest, held)
+        version = manifest.version
+        forms = {spec.name: TensorForm(spec.shape, spec.dtype) for spec in manifest.tensors if not spec.tied_to}
+        writer = SnapshotWriter(forms, {})
+        for name in forms:
+            writer.put(name, tensors[name])
+        specs, buffer, parts = writer.sealed()
+        verify_agreement(manifest, make_manifest(version.lineage, version.step, specs))
         self._fill(manifest, buffer, parts)
 
     def _fill(self, manifest: WeightsManifest, buffer: FlatBuffer, parts: Mapping[str, Sequence[Part]]) -> None:
@@ -48,6 +48,11 @@ class Snapshot:
         self._parts = parts
         self._reader_count = 0
         self._retired = False
+        self.changed_share: float | None = None
+        """Share of the values that differ, in the published dtype, from those of the snapshot before (case E7); None
+        without one of the same tensors."""
+        self.delta: Delta | None = None
+        """From the snapshot before, if `freeze` was asked for it."""
 
     @classmethod
     def freeze(
@@ -58,6 +63,9 @@ class Snapshot:
         tied: Mapping[str, str] | None = None,
         dtype: str | None = None,
         reuse: Snapshot | Staging | None = None,
+        *,
+        delta: bool = False,
+        adapter: AdapterSpec | None = None,
     ) -> Snapshot:
         """Copy a model's state into a flat buffer and name it as a version. Blocks: call it in a thread.
 
@@ -69,14 +77,59 @@ class Snapshot:
             dtype: Cast floating tensors to it ("bfloat16", …); None sends them as they are.
             reuse: What is no longer wanted. Its memory is taken over unless someone still reads it; it serves nothing
                 from then on. To let receivers finish with the last version, pass the one before it.
+            delta: Also tell what changed since `reuse`, if that is a snapshot of the same tensors.
+            adapter: The tensors are those of this adapter.
         """
         ties = check_ties(model_state, tied or {})
         owners = {name: tensor for name, tensor in model_state.items() if name not in ties}
-        specs = [_blank_spec(name, tensor, dtype) for name, tensor in owners.items()]
-        buffer = FlatBuffer(specs, reuse.retire() if reuse is not None else None)
-        parts = {spec.name: _copy(owners[spec.name], buffer.views[spec.name], spec) for spec in specs}
-        sealed = {spec.name: _sealed(spec, parts[spec.name]) for spec in specs}
-        return cls._made(make_manifest(lineage, step, with_ties(sealed, ties)), buffer, parts)
+
+        def put_all(put: Put) -> None:
+            for name, tensor in owners.items():
+                put(name, tensor)
+
+        forms = {name: form_of(tensor) for name, tensor in owners.items()}
+        return cls.gather(
+            lineage, step, forms, put_all, tied=ties, dtype=dtype, reuse=reuse, delta=delta, adapter=adapter
+        )
+
+    @classmethod
+    def gather(
+        cls,
+        lineage: str,
+        step: int,
+        forms: Mapping[str, TensorForm],
+        put_all: Callable[[Put], None],
+        tied: Mapping[str, str] | None = None,
+        dtype: str | None = None,
+        reuse: Snapshot | Staging | None = None,
+        *,
+        delta: bool = False,
+        adapter: AdapterSpec | None = None,
+    ) -> Snapshot:
+        """As `freeze`, from tensors that come one by one, so that they are never all there beside the copy.
+
+        Args:
+            lineage: See PolicyVersion.
+            step: See PolicyVersion.
+            forms: What will come, in sending order, tied names left out.
+            put_all: Calls what it is given once with every tensor of `forms`, in any order. A tensor may go as soon as
+                that call returns.
+            tied: Redundant name → owner name.
+            dtype: See `freeze`.
+            reuse: See `freeze`.
+            delta: See `freeze`.
+            adapter: See `freeze`.
+        """
+        before = reuse.buffer if reuse is not None else None
+        room = reuse.retire() if reuse is not None else None
+        base = reuse.manifest.version if delta and isinstance(reuse, Snapshot) else None
+        writer = SnapshotWriter(forms, tied or {}, dtype, room=room, before=before, delta_base=base)
+        put_all(writer.put)
+        specs, buffer, parts = writer.sealed()
+        snapshot = cls._made(make_manifest(lineage, step, specs, adapter), buffer, parts)
+        snapshot.changed_share = writer.changed_share
+        snapshot.delta = writer.delta
+        return snapshot
 
     @classmethod
     def of_staging(cls, staging: Staging) -> Snapshot:
@@ -101,6 +154,11 @@ class Snapshot:
         """End one `hold`."""
         self._reader_count -= 1
 
+    @property
+    def buffer(self) -> FlatBuffer:
+        """The bytes, for transports of this process: not to be written to."""
+        return self._buffer
+
     def retire(self) -> FlatBuffer | None:
         """Serve nothing from now on; returns the buffer for reuse, or None while a stream still reads it."""
         self._retired = True
@@ -124,8 +182,10 @@ class Snapshot:
         self._check_live()
         return self.manifest
 
-    async def stream_weights(self, version: PolicyVersion, names: tuple[str, ...] = ()) -> AsyncIterator[WeightChunk]:
-        """The bytes in chunks of at most about CHUNK_BYTES, as fast as they are taken."""
+    async def stream_weights(
+        self, version: PolicyVersion, names: tuple[str, ...] = (), *, base: PolicyVersion | None = None
+    ) -> AsyncIterator[WeightChunk]:
+        """The bytes in chunks of at most about CHUNK_BYTES, as fast as they are taken; deltas, if `base` is theirs."""
         if version != self.manifest.version:
             raise NotFoundError(f"this holder has weights {self.manifest.version.short}, not {version.short}")
         unknown = sorted(set(names) - {spec.name for spec in self.manifest.tensors})
@@ -134,34 +194,27 @@ class Snapshot:
         # The count goes up first: `retire`, in the trainer's thread, looks at it when no reader can begin any more.
         self.hold()
         try:
+            delta = self.delta if self.delta is not None and self.delta.base == base else None
             for name in [name for name in self._parts if not names or name in names]:
-                view = self._buffer.views[name]
-                for part in self._parts[name]:
-                    data = view[part.offset : part.offset + part.size].tobytes()
-                    yield WeightChunk(name, part.offset, data, part.checksum)
+                chunks = self._plain_chunks(name) if delta is None else _delta_chunks(name, delta)
+                for chunk in chunks:
+                    yield chunk
                     # In one process nothing else suspends: without this a sync would hold the event loop to its end.
                     await asyncio.sleep(0)
         finally:
             self.release()
+
+    def _plain_chunks(self, name: str) -> Iterator[WeightChunk]:
+        view = self._buffer.views[name]
+        for part in self._parts[name]:
+            yield WeightChunk(name, part.offset, view[part.offset : part.offset + part.size].tobytes(), part.checksum)
 
     def _check_live(self) -> None:
         if self._retired:
             raise NotFoundError(f"weights {self.manifest.version.short} were replaced by a newer version: ask for that")
 
 
-def _copy(tensor: torch.Tensor, view: ByteArray, spec: TensorSpec) -> list[Part]:
-    """Copy (and cast) a tensor into its view of the buffer, and take the checksums of its parts."""
-    tensor_over(view, spec.shape, spec.dtype).copy_(tensor.detach())
-    starts = range(0, len(view), CHUNK_BYTES)
-    pieces = [(start, view[start : start + CHUNK_BYTES]) for start in starts]
-    return [Part(start, len(piece), zlib.crc32(piece.data)) for start, piece in pieces]
-
-
-def _blank_spec(name: str, tensor: torch.Tensor, dtype: str | None) -> TensorSpec:
-    kind = dtype if dtype is not None and tensor.is_floating_point() else dtype_name(tensor)
-    return TensorSpec(name, tuple(tensor.shape), kind, "")
-
-
-def _sealed(spec: TensorSpec, parts: Sequence[Part]) -> TensorSpec:
-    total = combine((part.checksum, part.size) for part in parts)
-    return TensorSpec(spec.name, spec.shape, spec.dtype, to_hex(total))
+def _delta_chunks(name: str, delta: Delta) -> Iterator[WeightChunk]:
+    """Also of what has not changed, in a few bytes: a receiver takes nothing for right that it wasn't told of."""
+    for record in delta.records[name]:
+        yield WeightChunk(name, record.offset, record.data, record.checksum, delta_size_bytes=record.size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,9 +10,10 @@ import numpy as np
 
 from argosy.types.errors import CorruptDataError, StateError
 from argosy.types.records import WeightChunk, WeightsManifest
-from argosy.weightsync.buffers import FlatBuffer, Part
-from argosy.weightsync.crc import combine, to_hex
-from argosy.weightsync.tensors import tensor_over
+from argosy.weightsync.buffers import FlatBuffer, Part, Place
+from argosy.weightsync.crc import combine, crc32, to_hex
+from argosy.weightsync.delta import apply
+from argosy.weightsync.tensors import ByteArray, tensor_over
 
 if TYPE_CHECKING:
     import torch
@@ -56,9 +56,16 @@ class Staging:
     def __init__(self, manifest: WeightsManifest, reuse: Staging | Snapshot | None = None) -> None:
         self.manifest = manifest
         self._specs = {spec.name: spec for spec in manifest.tensors}
-        self._buffer = FlatBuffer(manifest.tensors, reuse.retire() if reuse is not None else None)
+        held = reuse.manifest.version if isinstance(reuse, Staging) and reuse.is_whole else None
+        before = reuse.retire() if reuse is not None else None
+        self._buffer = FlatBuffer(manifest.tensors, before)
+        kept = before is not None and before.memory is self._buffer.memory and before.spans == self._buffer.spans
+        self.base = held if kept else None
+        """The version whose bytes the memory still holds, so that deltas to it can be taken; None: any bytes."""
         self._received = {spec.name: _Received() for spec in manifest.tensors if not spec.tied_to}
         self._open = True
+        self.transferred_byte_count = 0
+        """Bytes that it took to bring what has come: fewer than received ones where deltas came."""
 
     @property
     def received_byte_count(self) -> int:
@@ -76,20 +83,55 @@ class Staging:
         spec = self._specs.get(chunk.name)
         if spec is None or spec.tied_to:
             raise CorruptDataError(f"weights {self._name} have no bytes for a tensor {chunk.name!r}", tensor=chunk.name)
-        stop = chunk.offset + len(chunk.data)
+        stop = chunk.offset + chunk.size_bytes
         where = f"tensor {chunk.name!r}: bytes {chunk.offset}…{stop}"
         if chunk.offset < 0 or stop > spec.size_bytes or not chunk.data:
             raise CorruptDataError(f"{where} do not lie within its {spec.size_bytes} bytes", tensor=chunk.name)
         received = self._received[chunk.name]
         if received.overlaps(chunk.offset, stop):
             raise CorruptDataError(f"{where} came twice", tensor=chunk.name)
-        checksum = zlib.crc32(chunk.data)
+        checksum = crc32(chunk.data)
         if checksum != chunk.checksum:
             raise CorruptDataError(
                 f"{where} have crc32 {checksum:08x}, {chunk.checksum:08x} was announced", tensor=chunk.name
             )
-        self._buffer.views[chunk.name][chunk.offset : stop] = np.frombuffer(chunk.data, np.uint8)
-        received.add(Part(chunk.offset, len(chunk.data), checksum))
+        piece = self._buffer.views[chunk.name][chunk.offset : stop]
+        if chunk.delta_size_bytes:
+            checksum = self._apply(chunk, piece)
+        else:
+            piece[:] = np.frombuffer(chunk.data, np.uint8)
+        received.add(Part(chunk.offset, chunk.size_bytes, checksum))
+        self.transferred_byte_count += len(chunk.data)
+
+    def _apply(self, chunk: WeightChunk, piece: ByteArray) -> int:
+        if self.base is None:
+            raise CorruptDataError(f"a delta of tensor {chunk.name!r} came, but no version is held that it could be to")
+        apply(chunk.data, piece)
+        return crc32(piece.data)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every byte has come, and is what the manifest says."""
+        return self._open and not any(self._fault(name) for name in self._received)
+
+    @property
+    def buffer(self) -> FlatBuffer:
+        """Where the bytes belong, for a transport that writes them itself and then tells it by `accept`."""
+        self._check_open()
+        return self._buffer
+
+    def accept(self, places: Sequence[Place], checksums: Sequence[int], transferred: int | None = None) -> None:
+        """Take note that bytes have been written into `buffer`, and of their crc32s, computed after the writing.
+
+        Raises CorruptDataError on a byte that came twice. Whether the checksums are right, `finish` tells.
+        """
+        self._check_open()
+        for place, checksum in zip(places, checksums, strict=True):
+            received = self._received[place.name]
+            if received.overlaps(place.offset, place.offset + place.size):
+                raise CorruptDataError(f"tensor {place.name!r}: a part came twice", tensor=place.name)
+            received.add(Part(place.offset, place.size, checksum))
+        self.transferred_byte_count += sum(place.size for place in places) if transferred is None else transferred
 
     def finish(self) -> dict[str, torch.Tensor]:
         """All tensors by name, tied names sharing their owner's; views of the staging memory.

@@ -1,0 +1,81 @@
+"""Copying and checking many bytes on several cores: one thread moves about half of what memory can."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from typing import TypeVar
+
+import numpy as np
+
+from argosy.types.errors import DeadlineError
+from argosy.weightsync.buffers import Place
+from argosy.weightsync.crc import crc32
+from argosy.weightsync.tensors import ByteArray
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_RUN_BYTES = 4 << 20
+"""Bytes that a thread copies before it checks them: long enough for the copy to go past the cache (streaming stores),
+and for threads not to wait for the interpreter's lock."""
+
+
+def copy_checked(
+    source: ByteArray, target: ByteArray, places: Sequence[Place], *, threads: int, stop: threading.Event | None = None
+) -> list[int]:
+    """Copy the places from one buffer into another of the same layout; returns the crc32 of each, of the copied bytes.
+
+    Args:
+        source: [N] uint8.
+        target: [N] uint8.
+        places: What to copy, in the buffer's order; what lies between them is copied too.
+        threads: Threads to use, at least 1; more than there are cores is pointless, so they are not started.
+        stop: Set by whoever gives up; DeadlineError then, within a run's time.
+    """
+
+    def work(run: Sequence[Place]) -> list[int]:
+        if stop is not None and stop.is_set():
+            raise DeadlineError("the copy was given up")
+        span = slice(run[0].start, run[-1].start + run[-1].size)
+        np.copyto(target[span], source[span])
+        return _checksums(target, run)
+
+    return list(chain.from_iterable(spread(work, _runs(places), threads)))
+
+
+def checksums(memory: ByteArray, places: Sequence[Place], *, threads: int) -> list[int]:
+    """crc32 of each place."""
+    return list(chain.from_iterable(spread(lambda run: _checksums(memory, run), _runs(places), threads)))
+
+
+def core_count() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _checksums(memory: ByteArray, run: Sequence[Place]) -> list[int]:
+    return [crc32(memory[place.start : place.start + place.size].data) for place in run]
+
+
+def _runs(places: Sequence[Place]) -> list[Sequence[Place]]:
+    """Consecutive places, about _RUN_BYTES together."""
+    runs: list[Sequence[Place]] = []
+    first = 0
+    for index, place in enumerate(places):
+        if place.start + place.size - places[first].start >= _RUN_BYTES or index == len(places) - 1:
+            runs.append(places[first : index + 1])
+            first = index + 1
+    return runs
+
+
+def spread(work: Callable[[Item], Result], items: Sequence[Item], threads: int) -> list[Result]:
+    """`work` of every item, in order, on at most `threads` threads and no more than there are cores."""
+    count = max(1, min(threads, core_count(), len(items)))
+    if count == 1:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(count, thread_name_prefix="weights") as pool:
+        return list(pool.map(work, items))
