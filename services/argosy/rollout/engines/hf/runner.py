@@ -16,6 +16,9 @@ from argosy.rollout.engines.hf.slots import SlotCache
 _SPAN_ROUNDING = 16
 """The tokens that attention looks at are rounded up to it: fewer shapes, aligned rows."""
 
+_NATIVE_PREFILL = 512
+"""Longer prompts go through the model's own code, whose attention is in blocks and so better at many tokens."""
+
 
 @dataclass(slots=True, eq=False)
 class Fill:
@@ -56,12 +59,25 @@ class Runner:
     @torch.inference_mode()
     def prefill(self, fills: Sequence[Fill], token_budget: int | None = None) -> None:
         """Compute what remains of each, in one packed pass; with a budget, at most so many tokens of each."""
-        model, spans = self.model, []
-        ids: list[int] = []
-        for fill in fills:
-            end = len(fill.ids) if token_budget is None else min(len(fill.ids), fill.done + token_budget)
-            spans.append(Span(fill.store, fill.done, end))
-            ids.extend(fill.ids[fill.done : end])
+        ends = [len(f.ids) if token_budget is None else min(len(f.ids), f.done + token_budget) for f in fills]
+        short: list[tuple[Fill, int]] = []
+        long: list[tuple[Fill, int]] = []
+        for fill, end in zip(fills, ends, strict=True):
+            native = self.model.native is not None and end <= _NATIVE_PREFILL
+            (short if native else long).append((fill, end))
+        if short:
+            assert self.model.native is not None
+            self.model.native.prefill([(fill.ids[fill.done : end], fill.store, fill.done) for fill, end in short])
+        if long:
+            self._prefill(long)
+        for fill, end in zip(fills, ends, strict=True):
+            fill.done = end
+
+    def _prefill(self, pieces: Sequence[tuple[Fill, int]]) -> None:
+        """By the model's own code."""
+        model = self.model
+        spans = [Span(fill.store, fill.done, end) for fill, end in pieces]
+        ids = [token for fill, end in pieces for token in fill.ids[fill.done : end]]
         positions = torch.cat([torch.arange(span.start, span.end) for span in spans])[None]
         # No mask and no cache: with either, transformers lets packed sequences see each other (FACTS).
         model.backbone(
@@ -70,8 +86,6 @@ class Runner:
             use_cache=False,
             argosy_plan=Prefill(spans),
         )
-        for fill, span in zip(fills, spans, strict=True):
-            fill.done = span.end
 
     @torch.inference_mode()
     def decode(self, inputs: Sequence[int], cached: Sequence[int]) -> Tensor:

@@ -1,8 +1,9 @@
-// One decode step of a Llama-like model on a CPU with AVX-512 (and AMX for bfloat16): every row's next logits, in one
-// call without allocations. Compiled on the machine that runs it (compiler.py); called through model.py.
+// A pass of a Llama-like model on a CPU with AVX-512 (and AMX for bfloat16) in one call without allocations. A row is one
+// token of one sequence: a decode step has a row of each, a prefill a row for each token of a piece of a prompt.
+// Compiled on the machine that runs it (compiler.py); called through model.py.
 //
-// Letters: B rows of the step, P = B rounded up to 16, H hidden size, Q = heads × D, D head size, I inner size,
-// V vocabulary, L layers, S slots, T tokens per slot, K key/value heads, G = heads / K.
+// Letters: B rows, P = B rounded up to 16, H hidden size, Q = heads × D, D head size, I inner size, V vocabulary,
+// L layers, K key/value heads, G = heads / K.
 //
 // Activations are feature-major: x[feature][row], so that a vector register holds one feature of 16 rows. A weight is
 // read once per step, as it lies ([out][in], row-major), straight from memory: y[N][P] = w[N][K] · x[K][P]. That makes
@@ -239,17 +240,17 @@ struct ArgosyModel {
   const float *cos, *sin;               // [positions][D]
   const ArgosyLayer* layer;
 };
-struct ArgosyStep {
-  int64_t rows, threads;
-  const int64_t *ids, *positions;  // [B]
-  void* cache;                     // [2, L, S, T, K, D]
-  int64_t slots, tokens;
-  float* logits;   // [V][P], written
-  float* scratch;  // argosy_scratch_size floats
+struct ArgosyPass {
+  int64_t rows, threads, most_tokens;    // the last: above every position
+  const int64_t *ids, *positions;        // [B]
+  void* const* keys;                     // [B]: of the row's sequence, layer 0: [tokens][K][D]
+  const int64_t *layer_step, *to_values;  // [B]: numbers from a layer's keys to the next one's, from keys to values
+  float* logits;                         // [V][P], written; null: only keys and values are wanted
+  float* scratch;                        // argosy_scratch_size floats
 };
 int64_t argosy_scratch_size(const ArgosyModel* m, int64_t rows, int64_t tokens, int64_t threads);
 int argosy_can_bf16();
-void argosy_decode(const ArgosyModel* m, const ArgosyStep* s);
+void argosy_run(const ArgosyModel* m, const ArgosyPass* s);
 void argosy_draw(const float* logits, int64_t vocab, int64_t rows, int64_t threads, const float* temperature,
                  const uint8_t* greedy, const double* uniforms, double* scratch, int64_t* tokens, float* log_probs);
 }
@@ -278,11 +279,11 @@ Scratch divide(const ArgosyModel& m, float* base, int64_t P, int64_t tokens, int
 
 int64_t scratch_size(const ArgosyModel& m, int64_t P, int64_t tokens, int64_t threads) {
   const Scratch s = divide(m, nullptr, P, tokens, threads);
-  return (s.heads - static_cast<float*>(nullptr)) + threads * (m.heads / m.kv_heads + 2) * m.head_size;
+  return (s.heads - static_cast<float*>(nullptr)) + threads * (m.heads / m.kv_heads) * m.head_size;
 }
 
 template <typename W>
-void embed(const ArgosyModel& m, const ArgosyStep& s, int64_t P, float* x) {
+void embed(const ArgosyModel& m, const ArgosyPass& s, int64_t P, float* x) {
   const W* table = static_cast<const W*>(m.embedding);
 #pragma omp for
   for (int64_t f = 0; f < m.hidden; ++f)
@@ -439,37 +440,38 @@ void attend_group(int64_t G, const float* q, const W* keys, const W* values, int
   }
 }
 
-// Store each row's new key and value, and attend; out [P][Q] in W, row-major.
+// Store each row's key and value, and attend to what its sequence has up to it; out [P][Q] in W, row-major.
 template <typename W>
-void attention(const ArgosyModel& m, const ArgosyStep& s, int64_t l, int64_t P, const Scratch& scratch, W* out) {
+void attention(const ArgosyModel& m, const ArgosyPass& s, int64_t l, int64_t P, const Scratch& scratch, W* out) {
   const ArgosyLayer& layer = m.layer[l];
   const int64_t D = m.head_size, K = m.kv_heads, G = m.heads / K, Q = m.heads * D, step = K * D;
-  const int64_t stride = padded(s.tokens);
-  W* keys = static_cast<W*>(s.cache) + l * s.slots * s.tokens * step;
-  W* values = keys + m.layers * s.slots * s.tokens * step;
+  const int64_t stride = padded(s.most_tokens);
   float* scores = scratch.scores + omp_get_thread_num() * G * stride;
-  float* q = scratch.heads + omp_get_thread_num() * (G + 2) * D;
-  float *k = q + G * D, *v = k + D;
+  float* heads = scratch.heads + omp_get_thread_num() * G * D;
+  const W *q_norm = static_cast<const W*>(layer.q_norm), *k_norm = static_cast<const W*>(layer.k_norm);
+  auto keys_of = [&](int64_t b, int64_t h) { return static_cast<W*>(s.keys[b]) + l * s.layer_step[b] + h * D; };
+  // All keys before any query: rows may be of one sequence.
+#pragma omp for
+  for (int64_t i = 0; i < s.rows * K; ++i) {
+    const int64_t b = i / K, h = i % K, position = s.positions[b];
+    W* key = keys_of(b, h) + position * step;
+    const float* y = scratch.y + (Q + h * D) * P + b;
+    take_head<W>(y, P, D, k_norm, m.eps, m.cos + position * D, m.sin + position * D, 1.f, heads);
+    for (int64_t d = 0; d < D; d += kLanes) store16(key + d, load16(heads + d));
+    take_head<W>(y + step * P, P, D, nullptr, 0.f, nullptr, nullptr, 1.f, heads);
+    for (int64_t d = 0; d < D; d += kLanes) store16(key + s.to_values[b] + d, load16(heads + d));
+  }
 #pragma omp for schedule(dynamic, 1)
   for (int64_t i = 0; i < s.rows * K; ++i) {
     const int64_t b = i / K, h = i % K, position = s.positions[b];
-    const float *cos = m.cos + position * D, *sin = m.sin + position * D;
-    const float* y = scratch.y + b;
-    const W *q_norm = static_cast<const W*>(layer.q_norm), *k_norm = static_cast<const W*>(layer.k_norm);
     for (int64_t g = 0; g < G; ++g)
-      take_head<W>(y + (h * G + g) * D * P, P, D, q_norm, m.eps, cos, sin, m.scale, q + g * D);
-    take_head<W>(y + (Q + h * D) * P, P, D, k_norm, m.eps, cos, sin, 1.f, k);
-    take_head<W>(y + (Q + step + h * D) * P, P, D, nullptr, 0.f, nullptr, nullptr, 1.f, v);
-    W* row_keys = keys + b * s.tokens * step + h * D;
-    W* row_values = values + b * s.tokens * step + h * D;
-    for (int64_t d = 0; d < D; d += kLanes) {
-      store16(row_keys + position * step + d, load16(k + d));
-      store16(row_values + position * step + d, load16(v + d));
-    }
+      take_head<W>(scratch.y + (h * G + g) * D * P + b, P, D, q_norm, m.eps, m.cos + position * D,
+                   m.sin + position * D, m.scale, heads + g * D);
+    const W *keys = keys_of(b, h), *values = keys + s.to_values[b];
     const int64_t end = position + 1, begin = layer.window > 0 ? std::max<int64_t>(0, end - layer.window) : 0;
     W* target = out + b * Q + h * G * D;
     auto run = [&](auto width) {
-      attend_group<W, decltype(width)::value>(G, q, row_keys, row_values, step, begin, end, scores, stride, target);
+      attend_group<W, decltype(width)::value>(G, heads, keys, values, step, begin, end, scores, stride, target);
     };
     switch (D / kLanes) {
       case 1: run(std::integral_constant<int, 1>()); break;
@@ -490,9 +492,9 @@ void transpose_words(const uint32_t* from, int64_t rows, int64_t width, int64_t 
 }
 
 template <typename W>
-void decode(const ArgosyModel& m, const ArgosyStep& s) {
+void run(const ArgosyModel& m, const ArgosyPass& s) {
   const int64_t P = padded(s.rows), H = m.hidden, Q = m.heads * m.head_size, KV = m.kv_heads * m.head_size;
-  const Scratch t = divide(m, s.scratch, P, s.tokens, s.threads);
+  const Scratch t = divide(m, s.scratch, P, s.most_tokens, s.threads);
   auto as = [](const void* p) { return static_cast<const W*>(p); };
 #pragma omp parallel num_threads(s.threads)
   {
@@ -514,8 +516,10 @@ void decode(const ArgosyModel& m, const ArgosyStep& s) {
       gate<W>(t.y, m.inner, P, t.packed);
       product(as(layer.down), H, m.inner, t.packed, P, t.x, true);
     }
-    norm(t.x, H, P, as(m.norm), m.eps, t.packed);
-    product(as(m.head), m.vocab, H, t.packed, P, s.logits, false);
+    if (s.logits != nullptr) {
+      norm(t.x, H, P, as(m.norm), m.eps, t.packed);
+      product(as(m.head), m.vocab, H, t.packed, P, s.logits, false);
+    }
 #ifdef __AMX_BF16__
     if (sizeof(W) == 2) _tile_release();
 #endif
@@ -537,17 +541,17 @@ int argosy_can_bf16() {
 #endif
 }
 
-void argosy_decode(const ArgosyModel* m, const ArgosyStep* s) {
+void argosy_run(const ArgosyModel* m, const ArgosyPass* s) {
 #ifdef __AMX_BF16__
-  if (m->is_bf16) return decode<bf16>(*m, *s);
+  if (m->is_bf16) return run<bf16>(*m, *s);
 #endif
-  decode<float>(*m, *s);
+  run<float>(*m, *s);
 }
 
 // Sample one token per row by inverse CDF over logits [V][P], with the log-prob of each.
 //
 // In two levels: sums of 256 probabilities, then the tokens of the one block in which the cumulative sum passes
-// uniform × total. scratch: [V/256 rounded up][P] doubles and [threads][P] of each of two kinds.
+// uniform × total.
 void argosy_draw(const float* logits, int64_t vocab, int64_t rows, int64_t threads, const float* temperature,
                  const uint8_t* greedy, const double* uniforms, double* scratch, int64_t* tokens, float* log_probs) {
   constexpr int64_t kBlock = 256;

@@ -54,17 +54,18 @@ class ModelStruct(ctypes.Structure):
     ]
 
 
-class StepStruct(ctypes.Structure):
-    """ArgosyStep."""
+class PassStruct(ctypes.Structure):
+    """ArgosyPass."""
 
     _fields_ = [
         ("rows", ctypes.c_int64),
         ("threads", ctypes.c_int64),
+        ("most_tokens", ctypes.c_int64),
         ("ids", ctypes.c_void_p),
         ("positions", ctypes.c_void_p),
-        ("cache", ctypes.c_void_p),
-        ("slots", ctypes.c_int64),
-        ("tokens", ctypes.c_int64),
+        ("keys", ctypes.c_void_p),
+        ("layer_step", ctypes.c_void_p),
+        ("to_values", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
     ]
@@ -78,7 +79,7 @@ def declare(library: ctypes.CDLL) -> None:
     library.argosy_scratch_size.restype = size
     library.argosy_can_bf16.argtypes = []
     library.argosy_can_bf16.restype = ctypes.c_int
-    library.argosy_decode.argtypes = [model, ctypes.POINTER(StepStruct)]
-    library.argosy_decode.restype = None
+    library.argosy_run.argtypes = [model, ctypes.POINTER(PassStruct)]
+    library.argosy_run.restype = None
     library.argosy_draw.argtypes = [pointer, size, size, size, *[pointer] * 6]
     library.argosy_draw.restype = None

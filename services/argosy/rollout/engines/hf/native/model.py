@@ -1,4 +1,4 @@
-"""A Hugging Face module's weights as `decode.cpp` reads them, and its two calls.
+"""A Hugging Face module's weights as `decode.cpp` reads them, and its calls.
 
 The projections that read the same input (q, k, v; gate, up) are stored as one matrix each. The module's parameters
 become views of it: nothing is held twice, and a weight update that copies into the state dict reaches both.
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from argosy.rollout.engines.hf.native.compiler import load_library
@@ -22,7 +23,7 @@ from argosy.rollout.engines.hf.native.layout import (
     TILE_DEPTH,
     LayerStruct,
     ModelStruct,
-    StepStruct,
+    PassStruct,
 )
 from argosy.rollout.engines.hf.sampler import Settings
 
@@ -31,9 +32,13 @@ _ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", 
 _STATIC_ROTARY = {"default", "linear", "llama3", "yarn"}
 """Rotary embeddings whose table doesn't depend on how long a sequence is."""
 
+_LEAST_POSITIONS = 512
+_ROWS = 208
+"""Tokens of a prefill that are computed at once: more don't stay in a core's cache, fewer read weights too often."""
+
 
 class NativeDecoder:
-    """Runs the decode steps of one module; for one thread. Make it with `of`."""
+    """Runs the passes of one module; for one thread. Make it with `of`."""
 
     def __init__(self, library: ctypes.CDLL, module: nn.Module) -> None:
         self._library = library
@@ -103,26 +108,73 @@ class NativeDecoder:
         Returns:
             [B, V] float32, a view of memory that the next call overwrites.
         """
+        rows = len(inputs)
+        padded = -(-rows // LANES) * LANES
+        if self._logits.numel() < self.vocab_size * padded:
+            self._logits = torch.empty(self.vocab_size * padded)
+        row_bytes = cache.stride(2) * cache.itemsize
+        self._run(
+            np.array(inputs, np.int64),
+            np.array(cached, np.int64),
+            cache.data_ptr() + np.arange(rows, dtype=np.int64) * row_bytes,
+            np.full(rows, cache.stride(1), np.int64),
+            np.full(rows, cache.stride(0), np.int64),
+            wants_logits=True,
+        )
+        return self._logits[: self.vocab_size * padded].view(self.vocab_size, padded)[:, :rows].t()
+
+    def prefill(self, pieces: Sequence[tuple[Sequence[int], Tensor, int]]) -> None:
+        """Keys and values of pieces of sequences.
+
+        Args:
+            pieces: Token ids; where the sequence's keys and values go, [2, L, P, K, D], contiguous; and how many of its
+                tokens are there already.
+        """
+        counts = [len(ids) for ids, _, _ in pieces]
+
+        def spread(values: Sequence[int]) -> NDArray[np.int64]:
+            return np.repeat(np.array(values, np.int64), counts)
+
+        ids = np.array([token for part, _, _ in pieces for token in part], np.int64)
+        positions = np.concatenate([np.arange(done, done + n) for (_, _, done), n in zip(pieces, counts, strict=True)])
+        keys = spread([store.data_ptr() for _, store, _ in pieces])
+        layer_step = spread([store.stride(1) for _, store, _ in pieces])
+        to_values = spread([store.stride(0) for _, store, _ in pieces])
+        for start in range(0, len(ids), _ROWS):
+            part = slice(start, start + _ROWS)
+            self._run(ids[part], positions[part], keys[part], layer_step[part], to_values[part], wants_logits=False)
+
+    def _run(
+        self,
+        ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        keys: NDArray[np.int64],
+        layer_step: NDArray[np.int64],
+        to_values: NDArray[np.int64],
+        *,
+        wants_logits: bool,
+    ) -> None:
         if self._struct is None:
             raise RuntimeError("the native decoder is not bound to weights")
-        rows, threads, slots, tokens = len(inputs), torch.get_num_threads(), cache.shape[2], cache.shape[3]
-        padded = -(-rows // LANES) * LANES
-        self._reach(tokens)
-        self._reserve(padded, tokens, threads)
-        ids, positions = np.array(inputs, np.int64), np.array(cached, np.int64)
-        step = StepStruct(
+        rows, threads, most_tokens = len(ids), torch.get_num_threads(), int(positions.max()) + 1
+        self._reach(most_tokens)
+        # Kept from pass to pass: fresh megabytes would cost a page fault each 4 KiB.
+        size = self._library.argosy_scratch_size(self._struct, rows, most_tokens, threads)
+        if self._scratch.numel() < size:
+            self._scratch = torch.zeros(size)
+        described = PassStruct(
             rows=rows,
             threads=threads,
+            most_tokens=most_tokens,
             ids=ids.ctypes.data,
             positions=positions.ctypes.data,
-            cache=cache.data_ptr(),
-            slots=slots,
-            tokens=tokens,
-            logits=self._logits.data_ptr(),
+            keys=keys.ctypes.data,
+            layer_step=layer_step.ctypes.data,
+            to_values=to_values.ctypes.data,
+            logits=self._logits.data_ptr() if wants_logits else None,
             scratch=self._scratch.data_ptr(),
         )
-        self._library.argosy_decode(self._struct, step)
-        return self._logits[: self.vocab_size * padded].view(self.vocab_size, padded)[:, :rows].t()
+        self._library.argosy_run(self._struct, described)
 
     def draw(self, uniforms: Tensor, settings: Settings) -> tuple[list[int], list[float]]:
         """One token for each row of the last `decode`, and its log-prob; see `sampler.draw`. Without filters."""
@@ -154,18 +206,11 @@ class NativeDecoder:
         )
         return tokens.tolist(), log_probs.tolist()
 
-    def _reserve(self, padded: int, tokens: int, threads: int) -> None:
-        # Kept from step to step: fresh megabytes would cost a page fault each 4 KiB.
-        size = self._library.argosy_scratch_size(self._struct, padded, tokens, threads)
-        if self._scratch.numel() < size:
-            self._scratch = torch.zeros(size)
-        if self._logits.numel() < self.vocab_size * padded:
-            self._logits = torch.empty(self.vocab_size * padded)
-
     def _reach(self, length: int) -> None:
-        """Make cos and sin of positions 0 … length - 1, [length, D] float32, with the module's own embedding."""
+        """Make cos and sin of positions 0 … length - 1 at least, [n, D] float32, with the module's own embedding."""
         if self._table is not None and len(self._table[0]) >= length:
             return
+        length = max(2 * length, _LEAST_POSITIONS)
         assert self._struct is not None
         like = torch.empty(1, dtype=self._module.model.embed_tokens.weight.dtype)
         cos, sin = self._module.model.rotary_emb(like, torch.arange(length)[None])
