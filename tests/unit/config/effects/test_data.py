@@ -11,7 +11,7 @@ import pytest
 from argosy.config import Config
 from argosy.controller.prepare import PreparedRun
 from argosy.controller.stages.prompt import training_params
-from argosy.rollout.build import build_core, options_of
+from argosy.rollout.build import build_core, core_options_of
 from argosy.types.errors import ConfigError, InvalidInputError
 from support.toy import write_rows
 from unit.config.effects.recorded import run_recorded
@@ -75,13 +75,13 @@ def test_max_prompt_length(job: Config) -> None:
     changed = job.with_values({"data.max_prompt_length": 20})
     with pytest.raises(InvalidInputError, match=r"longer than data\.max_prompt_length=20"):
         texts(changed)
-    assert (options_of(job).max_model_len, options_of(changed).max_model_len) == (72, 28)
+    assert (core_options_of(job).max_model_len, core_options_of(changed).max_model_len) == (72, 28)
 
 
 def test_max_response_length(job: Config) -> None:
     changed = job.with_values({"data.max_response_length": 5})
     assert (training_params(job).max_tokens, training_params(changed).max_tokens) == (8, 5)
-    assert options_of(changed).max_model_len == 69
+    assert core_options_of(changed).max_model_len == 69
 
 
 def test_train_batch_size(job: Config) -> None:
