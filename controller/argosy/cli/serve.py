@@ -37,8 +37,8 @@ Example, on a machine for rollouts:
   argosy serve rollout --member rollout-3 --host 0.0.0.0 --advertise gpu7.cluster --config run.yaml \\
       argosy.membership.endpoints=[etcd-0:2379,etcd-1:2379,etcd-2:2379] argosy.allow_remote_hosts=true
 
-With argosy.pools, --pool NAME says which pool a rollout server is in; `argosy train` waits for the servers of pools with
-remote: true (docs/placement.md).
+With argosy.pools, --pool NAME says which pool a rollout server is in; `argosy train` waits for the servers of pools
+with remote: true (docs/placement.md).
 
 On one machine there is no need for this: `argosy train` starts everything.
 """

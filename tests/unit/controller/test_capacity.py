@@ -12,10 +12,11 @@ import pytest
 
 from argosy.config import Config
 from argosy.controller.context import RunContext, Services
+from argosy.controller.loop import first_cause
 from argosy.controller.stages.capacity import LEAST_SHARE, Capacities
 from argosy.controller.stages.prompt import make_requests
 from argosy.controller.stages.rollout import RolloutStage, assign_groups
-from argosy.types.errors import UnavailableError
+from argosy.types.errors import DeadlineError, UnavailableError
 from argosy.types.ids import GroupId, PolicyVersion
 from argosy.types.records import (
     Completion,
@@ -154,6 +155,35 @@ async def test_d6_what_a_dead_server_had_begun_goes_on_elsewhere(monkeypatch: py
     assert all(len(request.generated.token_ids) == 4 for request in resumed)
     metrics = stage.metrics()
     assert (metrics["rollout/pools/a/servers"], metrics["rollout/pools/b/servers"]) == (1.0, 0.0)
+
+
+class Silent(Server):
+    """Takes samples and never answers."""
+
+    async def generate(self, asked: Sequence[GenerateRequest], *, deadline_s: float) -> AsyncIterator[Completion]:
+        raise DeadlineError("not finished within the deadline")
+        yield
+
+    async def status(self) -> RolloutStatus:
+        return RolloutStatus(VERSION, "stuck", 0, 0, 8, 0, 0, 99)
+
+
+async def test_d6_a_server_that_never_answers_costs_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("argosy.controller.stages.rollout.ROUND_PAUSE_S", 0.0)
+    well = Server(0.0)
+    stage = stage_of({"silent": Silent(0.0), "well": well})
+    seen: list[Completion] = []
+
+    async def sink(completion: Completion) -> None:
+        seen.append(completion)
+
+    await stage.generate(requests(4), sink)
+    assert len(seen) == len(well.served) == 16
+    assert stage.usable == {"well"}
+    alone = stage_of({"silent": Silent(0.0)})
+    with pytest.raises(ExceptionGroup) as caught:
+        await alone.generate(requests(1), sink)
+    assert isinstance(first_cause(caught.value), DeadlineError)
 
 
 async def test_a_server_that_is_gone_for_good_is_not_asked() -> None:

@@ -143,7 +143,7 @@ class RolloutStage:
         """Take members back that were cut off for a moment: they answer, and hold the current weights."""
         away = [member for member in self.members() if member not in self.usable]
         for member, status in zip(away, await self._ask(away), strict=True):
-            if status is not None and status.version is not None and status.version == self.version:
+            if status is not None and status.state == "ready" and status.version == self.version:
                 self.usable.add(member)
 
     async def _learn_slots(self, members: Sequence[str]) -> None:
@@ -184,6 +184,11 @@ class RolloutStage:
                     del waiting[completion.sample_id]
         except UnavailableError as error:
             self.usable.discard(member)
+            failure = error
+        except DeadlineError as error:
+            if self.usable <= {member}:
+                raise
+            self.usable.discard(member)  # it takes samples and doesn't answer (case D6); others may
             failure = error
         except OverloadedError as error:
             await asyncio.sleep(error.retry_after_s)
