@@ -74,3 +74,10 @@ def test_grpo_step_of_argosy() -> None:
     assert side["generation_s"] + side["update_s"] < side["step_s"]
     assert 0 < side["training_peak"] < side["whole_peak"]
     assert found["ratios"] == {}
+
+
+def test_weight_delta() -> None:
+    rows = quick("weight_delta.py", "--steps", "2")
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(0 < row["changed_share"] < 0.2 and row["ratio"] > 5 for row in rows)
+    assert all(row["apply_mb_s"] > 0 for row in rows)
