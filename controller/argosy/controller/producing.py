@@ -74,6 +74,8 @@ class _Step:
     """Of all groups, for the failure rate."""
     timing: dict[str, float] = field(default_factory=lambda: {"gen": 0.0, "reward": 0.0})
     token_count: int = 0
+    overlong_count: int = 0
+    """Samples whose prompts left no room for an answer."""
 
 
 class Producer:
@@ -110,6 +112,7 @@ class Producer:
         dropped = made.groups.add(batch.prompts, sampled, batch.outcomes)
         for sample, completion in batch.completions.items():
             made.token_count += len(completion.token_ids)
+            made.overlong_count += completion.overlong_prompt
             if sample.group not in dropped:
                 made.completions[sample] = completion
         for reason in set(dropped.values()):
@@ -123,7 +126,8 @@ class Producer:
         config, n = self._ctx.config, self._ctx.config.actor_rollout_ref.rollout.n
         metrics = check_failures(made.outcomes, config.argosy.reward.max_error_rate) | made.groups.metrics()
         metrics["rollout/generated_tokens"] = float(made.token_count)
-        metrics |= self._rollout.metrics()
+        metrics |= self._rollout.metrics() | self._generation.metrics()
+        metrics["rollout/overlong_prompts"] = float(made.overlong_count)
         sampled = {sample: row for sample, row in made.completions.items() if sample.k < n}
         greedy = {sample: row for sample, row in made.completions.items() if sample.k >= n}
         baselines = {

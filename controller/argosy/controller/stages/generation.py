@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from argosy.algorithms.catalog import estimator_needs
 from argosy.controller.context import RunContext
+from argosy.controller.stages.load import ServerLoad
 from argosy.controller.stages.prompt import greedy_requests, make_requests, training_params
 from argosy.controller.stages.reward import RewardStage, check_failures
 from argosy.controller.stages.rollout import RolloutStage
@@ -41,6 +42,7 @@ class GenerationStage:
         self._on_stage = on_stage
         self._n = ctx.config.actor_rollout_ref.rollout.n
         self._greedy = "baseline" in estimator_needs(ctx.config.algorithm.adv_estimator)
+        self._load = ServerLoad(lambda: {name: ctx.services.rollouts[name] for name in rollout.members()})
 
     async def generate(self, step: int, prompts: Sequence[Prompt]) -> GenerationBatch:
         """Answers and outcomes of all prompts. Raises RewardsUnusableError when too many could not be judged."""
@@ -58,7 +60,8 @@ class GenerationStage:
                 await rewards.add(completion)
 
             with span("stage.gen", step=step, samples=len(requests)):
-                await self._rollout.generate(requests, sink)
+                async with self._load.watched():
+                    await self._rollout.generate(requests, sink)
             generated = time.perf_counter()
             self._on_stage(step, "reward")
         self._ctx.ledger.completed(list(completions.values()))
@@ -66,6 +69,10 @@ class GenerationStage:
         check_failures(rewards.outcomes, self._ctx.config.argosy.reward.max_error_rate)
         scored = time.perf_counter()
         return GenerationBatch(prompts, completions, rewards.outcomes, generated - started, scored - generated)
+
+    def metrics(self) -> dict[str, float]:
+        """How busy the rollout servers were since the last call."""
+        return self._load.metrics()
 
     def _requests(self, prompts: Sequence[Prompt]) -> list[GenerateRequest]:
         params = training_params(self._ctx.config)

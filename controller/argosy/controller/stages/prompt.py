@@ -9,6 +9,9 @@ from argosy.config import Config
 from argosy.types.ids import SampleId
 from argosy.types.records import GenerateRequest, Prompt, SamplingParams
 
+PRIORITIES = {"train": 0, "val": 1}
+"""By purpose. Validation goes before training samples that wait: the loop stands still for it, and it is short."""
+
 
 def training_params(config: Config) -> SamplingParams:
     """How training samples are drawn (`actor_rollout_ref.rollout`)."""
@@ -57,7 +60,9 @@ def make_requests(
         limited = params if room >= params.max_tokens else replace(params, max_tokens=max(room, 1))
         for k in range(n):
             sample = SampleId(prompt.group.data_epoch, prompt.group.position, k)
-            requests.append(GenerateRequest(sample, prompt.token_ids, limited, purpose))
+            requests.append(
+                GenerateRequest(sample, prompt.token_ids, limited, purpose, priority=PRIORITIES.get(purpose, 0))
+            )
     return sorted(requests, key=lambda request: request.sample_id)
 
 

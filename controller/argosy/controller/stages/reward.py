@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from argosy.controller.context import RunContext
 from argosy.types.errors import ArgosyError
 from argosy.types.ids import GroupId, SampleId
-from argosy.types.records import Completion, Failed, FinishReason, Outcome, Prompt, ScoreRequest, ScoreResult
+from argosy.types.records import Abstained, Completion, Failed, FinishReason, Outcome, Prompt, ScoreRequest, ScoreResult
+
+log = logging.getLogger(__name__)
 
 MAX_CONCURRENT_CALLS = 8
+OVERLONG = Abstained("overlong_prompt")
+"""The outcome of a sample that the rollout server ended for its prompt's length: there is no answer to judge."""
 
 
 class RewardsUnusableError(ArgosyError):
@@ -54,7 +59,13 @@ class RewardStage:
             self._tasks.create_task(self._score(self._prompts[completion.sample_id.group], list(group)))
 
     async def _score(self, prompt: Prompt, completions: Sequence[Completion]) -> None:
-        requests = [score_request(prompt, completion) for completion in completions]
+        overlong = [completion for completion in completions if completion.overlong_prompt]
+        if overlong:
+            log.warning("%d samples of prompt %s are not trained: %s", len(overlong), prompt.group, overlong[0].error)
+            self.outcomes |= dict.fromkeys([completion.sample_id for completion in overlong], OVERLONG)
+        requests = [score_request(prompt, completion) for completion in completions if not completion.overlong_prompt]
+        if not requests:
+            return
         async with self._slots:
             results = await self._ctx.services.reward.score(requests, deadline_s=self._ctx.deadline_s)
         for result in results:
