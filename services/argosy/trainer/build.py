@@ -79,7 +79,7 @@ def options_from(cfg: Config) -> TrainerOptions:
         backend=backend_of(cfg),
         rank_timeout_s=service.rank_timeout_s,
         fsdp=_fsdp(actor.fsdp_config),
-        publish_dtype=cfg.argosy.rollout.dtype,
+        publish_dtype=cfg.published_dtype,
         send=_send(cfg),
         threads=_threads(cfg, "trainer"),
         deterministic=cfg.argosy.deterministic,

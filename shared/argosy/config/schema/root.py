@@ -79,6 +79,12 @@ class Config:
         return config_of_pool(self, choose_pool(self, name))
 
     @property
+    def published_dtype(self) -> str:
+        """Type in which weights go to the rollout servers: theirs, or float32 where some want more than others."""
+        dtypes = {self.for_pool(name).argosy.rollout.dtype for name in self.pools}
+        return dtypes.pop() if len(dtypes) == 1 else "float32"
+
+    @property
     def needs_ref_log_probs(self) -> bool:
         """Whether a KL term compares with the start model."""
         return self.actor_rollout_ref.actor.use_kl_loss or self.algorithm.use_kl_in_reward

@@ -15,6 +15,7 @@ from argosy.controller.launch.fleet import LocalFleet
 from argosy.controller.launch.plan import plan_members, remote_counts, services_of
 from argosy.controller.launch.process import ChildSpec
 from argosy.rpc.host import Service, _join_pool
+from argosy.trainer.build import options_from
 from argosy.types.errors import ConfigError
 from unit.config.effects.recorded import run_recorded
 from unit.config.effects.support import problems
@@ -105,6 +106,9 @@ def test_pools(job: Config) -> None:
         3, 5, "float32",
     )  # fmt: skip
     assert (exact.argosy.rollout.dtype, exact.actor_rollout_ref.rollout.max_model_len) == ("bfloat16", 99)
+    assert config.published_dtype == "float32", "wide enough for all"
+    coarse = config.with_values({"argosy.pools": {"a": {"dtype": "bfloat16"}, "b": {"dtype": "bfloat16"}}})
+    assert options_from(coarse).publish_dtype == "bfloat16"
     with pytest.raises(ConfigError, match="fast, exact"):
         choose_pool(config, None)
 
