@@ -1,0 +1,132 @@
+"""An ad-hoc process group over a TCPStore, and the movement of one buffer through it, bucket by bucket.
+
+Process groups of torch.distributed are made directly, without `init_process_group`: sender and receivers come from
+different launches, and nothing global stays behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import ProcessGroupGloo
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import TCPStore  # type: ignore[attr-defined]
+
+IN_FLIGHT = 2
+"""Buckets under way at a time: one travels while the other is checked (or copied to and from a GPU)."""
+
+
+def serve_store(host: str, timeout_s: float) -> TCPStore:
+    """A store that listens on one address only, on a free port (torch by itself listens on all of them)."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, 0), family=family)
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host,
+        port,
+        is_master=True,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def join_store(endpoint: str, timeout_s: float) -> TCPStore:
+    """The sender's store. DistNetworkError (a RuntimeError) if nobody listens there."""
+    host, _, port = endpoint.rpartition(":")
+    return TCPStore(
+        host.strip("[]"), int(port), is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
+    )
+
+
+def own_address(endpoint: str) -> str:
+    """The address by which this host reaches an endpoint: where the group has to listen."""
+    host, _, port = endpoint.rpartition(":")
+    with contextlib.closing(socket.create_connection((host.strip("[]"), int(port)), timeout=10)) as probe:
+        return str(probe.getsockname()[0])
+
+
+def make_group(backend: str, store: TCPStore, name: str, rank: int, size: int, address: str, timeout_s: float) -> Any:
+    """Join the named group; waits until all its ranks have. RuntimeError after `timeout_s`."""
+    timeout = timedelta(seconds=timeout_s)
+    prefix = PrefixStore(name, store)
+    if backend == "nccl":
+        options = distributed.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return distributed.ProcessGroupNCCL(prefix, rank, size, options)
+    settings: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    settings._devices = [ProcessGroupGloo.create_device(hostname=address)]
+    settings._timeout = timeout
+    settings._threads = IN_FLIGHT
+    return ProcessGroupGloo(prefix, rank, size, settings)
+
+
+def buckets(size_bytes: int, bucket_bytes: int) -> Iterator[tuple[int, int]]:
+    """(start, stop) of each bucket."""
+    for start in range(0, size_bytes, bucket_bytes):
+        yield start, min(size_bytes, start + bucket_bytes)
+
+
+def send(group: Any, memory: Tensor, bucket_bytes: int, timeout_s: float, backend: str) -> None:
+    """Broadcast the memory [N] uint8 from rank 0 and wait until every receiver has all of it."""
+    _move(group, memory, bucket_bytes, timeout_s, backend, load=True, arrived=lambda stop: None)
+    _confirm(group, timeout_s, backend)
+
+
+def receive(
+    group: Any, memory: Tensor, bucket_bytes: int, timeout_s: float, backend: str, arrived: Callable[[int], None]
+) -> None:
+    """Fill the memory [N] uint8 from rank 0; `arrived(stop)` is called when the bytes before `stop` are there."""
+    _move(group, memory, bucket_bytes, timeout_s, backend, load=False, arrived=arrived)
+    _confirm(group, timeout_s, backend)
+
+
+def _move(
+    group: Any,
+    memory: Tensor,
+    bucket_bytes: int,
+    timeout_s: float,
+    backend: str,
+    *,
+    load: bool,
+    arrived: Callable[[int], None],
+) -> None:
+    """Both sides' loop: IN_FLIGHT buckets are under way, straight from and to the memory with gloo."""
+    device = "cuda" if backend == "nccl" else "cpu"
+    rooms = [torch.empty(bucket_bytes, dtype=torch.uint8, device=device) for _ in range(IN_FLIGHT * (device != "cpu"))]
+    options = distributed.BroadcastOptions()
+    options.rootRank = 0
+    under_way: deque[tuple[Any, Tensor, Tensor, int]] = deque()
+
+    def settle() -> None:
+        work, room, place, stop = under_way.popleft()
+        work.wait(timedelta(seconds=timeout_s))
+        if room is not place and not load:
+            place.copy_(room)
+        arrived(stop)
+
+    for index, (start, stop) in enumerate(buckets(memory.numel(), bucket_bytes)):
+        if len(under_way) == IN_FLIGHT:
+            settle()
+        place = memory[start:stop]
+        room = rooms[index % IN_FLIGHT][: stop - start] if rooms else place
+        if room is not place and load:
+            room.copy_(place)
+        under_way.append((group.broadcast([room], options), room, place, stop))
+    while under_way:
+        settle()
+
+
+def _confirm(group: Any, timeout_s: float, backend: str) -> None:
+    """Wait for all ranks: a sender that left earlier would cut off what is still in its sockets."""
+    token = torch.zeros(1, dtype=torch.uint8, device="cuda" if backend == "nccl" else "cpu")
+    group.allreduce([token]).wait(timedelta(seconds=timeout_s))
+    if backend == "nccl":
+        torch.cuda.synchronize()

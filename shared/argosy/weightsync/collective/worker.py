@@ -1,0 +1,153 @@
+"""The program that holds the groups of a transfer. Reads commands as JSON lines, answers as JSON lines.
+
+    {"op": "open", "host": …, "timeout_s": …}                         → {"port": …, "backend": …}
+    {"op": "send", "path", "size_bytes", "file_id", "bucket_bytes", "groups": [{"name", "size"}], "backend", …}
+                                                                       → {"sent": [error or "" for each group]}
+    {"op": "receive", "path", …, "endpoint", "group", "rank", "size", "spans": [[start, stop] for each tensor]}
+                                                                       → {"checksums": [crc32 of each part]}
+    {"op": "close"}                                                    → {}
+
+An answer to a command that failed is {"error": "…"}. The end of stdin ends the process at once, whatever it does: a
+parent that has died leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_CHECK_THREADS = 2
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self._store: Any = None
+        self._host = ""
+
+    def do(self, command: dict[str, Any]) -> dict[str, Any]:
+        return {"open": self._open, "send": self._send, "receive": self._receive, "close": self._close}[command["op"]](
+            command
+        )
+
+    def _open(self, command: dict[str, Any]) -> dict[str, Any]:
+        import torch
+
+        from argosy.weightsync.collective.groups import serve_store
+
+        self._host = command["host"]
+        self._store = serve_store(self._host, command["timeout_s"])
+        backend = command["backend"]
+        if backend == "auto":
+            backend = "nccl" if torch.cuda.is_available() else "gloo"
+        return {"port": self._store.port, "backend": backend}
+
+    def _send(self, command: dict[str, Any]) -> dict[str, Any]:
+        """To all groups at once; one that fails or hangs holds up no other."""
+        from argosy.weightsync.collective.groups import make_group, send
+
+        memory = _mapped(command, writable=True)  # torch takes no read-only memory; nothing is written
+        end = time.monotonic() + command["timeout_s"]
+        backend = command["backend"]
+
+        def work(group: dict[str, Any]) -> str:
+            try:
+                left_s = max(0.1, end - time.monotonic())
+                made = make_group(backend, self._store, group["name"], 0, group["size"], self._host, left_s)
+                send(made, memory, command["bucket_bytes"], max(0.1, end - time.monotonic()), backend)
+            except RuntimeError as error:
+                return str(error) or type(error).__name__
+            return ""
+
+        groups = command["groups"]
+        with ThreadPoolExecutor(len(groups)) as pool:
+            return {"sent": list(pool.map(work, groups))}
+
+    def _receive(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Checksums are computed while the next bucket arrives."""
+        from argosy.weightsync.buffers import places_of
+        from argosy.weightsync.collective.groups import join_store, make_group, own_address, receive
+        from argosy.weightsync.copying import checksums
+
+        memory = _mapped(command, writable=True)
+        view = memory.numpy()
+        end = time.monotonic() + command["timeout_s"]
+        backend, endpoint = command["backend"], command["endpoint"]
+        store = join_store(endpoint, command["timeout_s"])
+        address = own_address(endpoint)
+        left_s = max(0.1, end - time.monotonic())
+        group = make_group(backend, store, command["group"], command["rank"], command["size"], address, left_s)
+        places = [place for start, stop in command["spans"] for place in places_of("", start, stop)]
+        arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
+        found: list[int] = []
+
+        def check() -> None:
+            done = 0
+            while done < len(places):
+                stop = arrived.get()
+                if stop < 0:
+                    return
+                first = done
+                while done < len(places) and places[done].start + places[done].size <= stop:
+                    done += 1
+                found.extend(checksums(view, places[first:done], threads=_CHECK_THREADS) if done > first else ())
+
+        checking = threading.Thread(target=check)
+        checking.start()
+        try:
+            receive(group, memory, command["bucket_bytes"], max(0.1, end - time.monotonic()), backend, arrived.put)
+        except BaseException:
+            arrived.put(-1)
+            raise
+        finally:
+            checking.join()
+        return {"checksums": found}
+
+    def _close(self, command: dict[str, Any]) -> dict[str, Any]:
+        self._store = None
+        return {}
+
+
+def _mapped(command: dict[str, Any], *, writable: bool) -> Any:
+    import torch
+
+    from argosy.weightsync.memory import map_file
+
+    return torch.from_numpy(map_file(command["path"], command["size_bytes"], command["file_id"], writable=writable))
+
+
+def _read_commands(commands: queue.SimpleQueue[dict[str, Any]]) -> None:
+    for line in sys.stdin.buffer:
+        commands.put(json.loads(line))
+    os._exit(0)  # also while the main thread is stuck in a group
+
+
+def main() -> None:
+    """Serve commands until stdin ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints must not get between the answers
+    commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_read_commands, args=(commands,), daemon=True).start()
+    worker = _Worker()
+    while True:
+        command = commands.get()
+        try:
+            answer = worker.do(command)
+        except Exception as error:  # noqa: BLE001 - told to the parent, which raises it
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
