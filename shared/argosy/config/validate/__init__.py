@@ -13,7 +13,7 @@ from argosy.config.validate.algorithms import (
     check_rollout_correction,
 )
 from argosy.config.validate.critic import check_critic
-from argosy.config.validate.engines import check_engine
+from argosy.config.validate.engines import check_engine, check_sglang_filters
 from argosy.config.validate.files import check_data_files, check_other_paths
 from argosy.config.validate.losses import check_losses
 from argosy.config.validate.parallel import (
@@ -55,6 +55,7 @@ CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_8bit,
     check_argosy,
     check_engine,
+    check_sglang_filters,
     check_weight_sync,
     check_devices,
     check_services,

@@ -69,6 +69,25 @@ def check_engine(config: Config) -> Iterator[str]:
         )
 
 
+def check_sglang_filters(config: Config) -> Iterator[str]:
+    """SGLang's log-probs are renormalised over a limited number of tokens: filters must stay below it."""
+    limit = config.argosy.rollout.sglang.filter_tokens
+    if config.actor_rollout_ref.rollout.name != "sglang" or not limit:
+        return
+    asked = _asked(config)
+    for section in (_ROLLOUT, f"{_ROLLOUT}.val_kwargs"):
+        keys = [key for key in (f"{section}.top_k", f"{section}.top_p") if key in asked]
+        if section == _ROLLOUT and "argosy.rollout.min_p" in asked:
+            keys.append("argosy.rollout.min_p")
+        top_k = asked[f"{section}.top_k"][1] if f"{section}.top_k" in asked else None
+        if keys and not (isinstance(top_k, int) and top_k <= limit):
+            key = keys[-1]
+            yield (
+                f"{key}: got {asked[key][1]!r} with argosy.rollout.sglang.filter_tokens={limit}: log-probs are "
+                f"renormalised over at most so many tokens; set {section}.top_k to at most {limit}, or filter_tokens=0"
+            )
+
+
 def _asked(config: Config) -> dict[str, tuple[str, object]]:
     """Key → (field of SamplingParams, its value), of what is not off."""
     rollout, service = config.actor_rollout_ref.rollout, config.argosy.rollout

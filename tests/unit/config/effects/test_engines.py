@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -20,18 +21,21 @@ from unit.config.effects.support import problems
 SIMULATED = {"actor_rollout_ref.rollout.name": "simulated", "argosy.parity.enabled": False}
 
 
-def options(job: Config, **values: Any) -> SimulatedOptions:
-    return options_of(job.with_values({f"argosy.rollout.simulated.{name}": value for name, value in values.items()}))
+Values = Mapping[str, Any]
 
 
-def step_s(job: Config, **values: Any) -> float:
-    chosen = options(job, **values)
+def options(job: Config, values: Values) -> SimulatedOptions:
+    return options_of(job.with_values(dict(values)))
+
+
+def step_s(job: Config, values: Values) -> float:
+    chosen = options(job, values)
     return Latency(chosen.decode_ms, chosen.decode_ms_per_sample, chosen.prefill_us_per_token).step_s(10, 100)
 
 
-def lengths(job: Config, **values: Any) -> list[int]:
+def lengths(job: Config, values: Values) -> list[int]:
     """Tokens of 500 answers."""
-    chosen = options(job, **values)
+    chosen = options(job, values)
     hazard = hazard_of(chosen.length, chosen.length_mean, chosen.length_spread, 1000)
     language, version = Language(50, {2}, hazard), PolicyVersion("main", 0, "d")
     params = SamplingParams(1000)
@@ -40,32 +44,34 @@ def lengths(job: Config, **values: Any) -> list[int]:
 
 
 def test_decode_ms(job: Config) -> None:
-    assert step_s(job, decode_ms=20) - step_s(job) == pytest.approx(0.02)
+    assert step_s(job, {"argosy.rollout.simulated.decode_ms": 20}) - step_s(job, {}) == pytest.approx(0.02)
 
 
 def test_decode_ms_per_sample(job: Config) -> None:
-    assert step_s(job, decode_ms_per_sample=3) - step_s(job) == pytest.approx(0.03)
+    assert step_s(job, {"argosy.rollout.simulated.decode_ms_per_sample": 3}) - step_s(job, {}) == pytest.approx(0.03)
 
 
 def test_prefill_us_per_token(job: Config) -> None:
-    assert step_s(job, prefill_us_per_token=50) - step_s(job) == pytest.approx(0.005)
+    assert step_s(job, {"argosy.rollout.simulated.prefill_us_per_token": 50}) - step_s(job, {}) == pytest.approx(0.005)
 
 
 def test_length(job: Config) -> None:
-    assert set(lengths(job, length="fixed")) == {64}
-    uniform = lengths(job, length="uniform")
+    assert set(lengths(job, {"argosy.rollout.simulated.length": "fixed"})) == {64}
+    uniform = lengths(job, {"argosy.rollout.simulated.length": "uniform"})
     assert (min(uniform) >= 48, max(uniform) <= 80, len(set(uniform)) > 20) == (True, True, True)
 
 
 def test_length_mean(job: Config) -> None:
     for length in ("geometric", "lognormal", "uniform"):
-        found = lengths(job, length=length, length_mean=100)
+        found = lengths(job, {"argosy.rollout.simulated.length": length, "argosy.rollout.simulated.length_mean": 100})
         assert sum(found) / len(found) == pytest.approx(100, rel=0.12)
 
 
 def test_length_spread(job: Config) -> None:
+    wide = {"argosy.rollout.simulated.length": "lognormal", "argosy.rollout.simulated.length_mean": 100}
+
     def deviation(spread: float) -> float:
-        found = lengths(job, length="lognormal", length_mean=100, length_spread=spread)
+        found = lengths(job, {**wide, "argosy.rollout.simulated.length_spread": spread})
         mean = sum(found) / len(found)
         return float((sum((length - mean) ** 2 for length in found) / len(found)) ** 0.5)
 
@@ -74,14 +80,14 @@ def test_length_spread(job: Config) -> None:
 
 
 def test_failure(job: Config) -> None:
-    assert options(job, failure="hang").failure == "hang"
+    assert options(job, {"argosy.rollout.simulated.failure": "hang"}).failure == "hang"
     assert "argosy.rollout.simulated.failure: got 'boom'" in problems(
         job.with_values({"argosy.rollout.simulated.failure": "boom"})
     )
 
 
 def test_failure_after(job: Config) -> None:
-    assert options(job, failure_after=7).failure_after == 7
+    assert options(job, {"argosy.rollout.simulated.failure_after": 7}).failure_after == 7
 
 
 def test_parity_needs_an_engine_that_computes(job: Config) -> None:
@@ -110,3 +116,42 @@ def test_options_reach_the_engine_whole(job: Config) -> None:
     chosen = options_of(job, start_stale=False)
     assert dataclasses.replace(chosen, start_stale=True) == options_of(job)
     assert (chosen.slot_count, chosen.max_model_len) == (8, 72)
+
+
+def sglang_arguments(job: Config, values: Values) -> list[str]:
+    from argosy.rollout.engines.folder import ModelFolder
+    from argosy.rollout.engines.sglang import options_of as sglang_options
+    from argosy.rollout.engines.sglang.command import server_arguments
+    from argosy.rollout.engines.sglang.engine import _facts_of
+
+    chosen = sglang_options(job.with_values(dict(values)))
+    facts = _facts_of(ModelFolder(chosen.model_path), chosen)
+    return server_arguments(chosen, facts, 1234, "v", on_cpu=True)
+
+
+def after(arguments: list[str], flag: str) -> str:
+    return arguments[arguments.index(flag) + 1]
+
+
+def test_sglang_kv_tokens(job: Config) -> None:
+    """By itself room for all slots at their longest, on a CPU."""
+    assert after(sglang_arguments(job, {}), "--max-total-tokens") == str(8 * (72 + 8))
+    assert after(sglang_arguments(job, {"argosy.rollout.sglang.kv_tokens": 5000}), "--max-total-tokens") == "5000"
+
+
+def test_sglang_filter_tokens(job: Config) -> None:
+    assert after(sglang_arguments(job, {}), "--sampling-mask-max-tokens") == "259"
+    assert (
+        after(sglang_arguments(job, {"argosy.rollout.sglang.filter_tokens": 64}), "--sampling-mask-max-tokens") == "64"
+    )
+    limited = job.with_values({
+        "actor_rollout_ref.rollout.name": "sglang", "argosy.rollout.sglang.filter_tokens": 64,
+        "actor_rollout_ref.rollout.top_p": 0.9,
+    })  # fmt: skip
+    assert "actor_rollout_ref.rollout.top_p: got 0.9 with argosy.rollout.sglang.filter_tokens=64" in problems(limited)
+    assert problems(limited.with_values({"actor_rollout_ref.rollout.top_k": 50})) == ""
+    assert problems(limited.with_values({"argosy.rollout.sglang.filter_tokens": 0})) == ""
+
+
+def test_sglang_arguments(job: Config) -> None:
+    assert sglang_arguments(job, {"argosy.rollout.sglang.arguments": ["--tp-size", "2"]})[-2:] == ["--tp-size", "2"]

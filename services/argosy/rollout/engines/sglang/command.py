@@ -15,6 +15,8 @@ from argosy.rollout.engines.sglang.stub import write_stub
 from argosy.types.errors import ConfigError, InvalidInputError
 
 LOOPBACK = "127.0.0.1"
+CONTEXT_MARGIN = 8
+"""Tokens of its context that the server keeps for itself: it takes prompts up to 7 and answers up to 2 below it."""
 _OURS = (
     "--model-path", "--host", "--port", "--dtype", "--device", "--context-length", "--max-running-requests",
     "--skip-tokenizer-init", "--weight-version", "--incremental-streaming-output",
@@ -43,7 +45,7 @@ def server_arguments(options: SglangOptions, facts: ModelFacts, port: int, versi
         *("--model-path", str(Path(options.model_path).expanduser())),
         *("--host", LOOPBACK, "--port", str(port)),
         *("--dtype", options.dtype),
-        *("--context-length", str(facts.context_len)),
+        *("--context-length", str(facts.context_len + CONTEXT_MARGIN)),
         *("--max-running-requests", str(options.slot_count)),
         *("--chunked-prefill-size", str(options.prefill_token_budget)),
         *("--sampling-backend", "pytorch"),
@@ -72,7 +74,7 @@ def filter_tokens(options: SglangOptions, facts: ModelFacts) -> int:
 
 def kv_tokens(options: SglangOptions, facts: ModelFacts, *, on_cpu: bool) -> int:
     """Tokens of keys and values to ask for; 0 leaves it to SGLang."""
-    return options.kv_tokens or (options.slot_count * facts.context_len if on_cpu else 0)
+    return options.kv_tokens or (options.slot_count * (facts.context_len + CONTEXT_MARGIN) if on_cpu else 0)
 
 
 def server_environment(options: SglangOptions, folder: Path) -> dict[str, str]:

@@ -23,6 +23,7 @@ from argosy.rollout.engines.sglang.admission import Admission
 from argosy.rollout.engines.sglang.answer import Piece, read_piece
 from argosy.rollout.engines.sglang.client import SglangClient
 from argosy.rollout.engines.sglang.command import (
+    CONTEXT_MARGIN,
     LOOPBACK,
     filter_tokens,
     free_port,
@@ -57,6 +58,8 @@ _AHEAD = 4
 _READY_POLL_S = 0.25
 _ABORT_AGAIN_S = 0.25
 """An abort can overtake the request that it is for: it is repeated until the request has ended."""
+_IDLE_S = 10.0
+"""Seconds that the server may take to be idle when nothing of ours is there any more."""
 _FLOATS = ("float32", "bfloat16", "float16")
 
 CAPABILITIES = Capabilities(
@@ -435,6 +438,8 @@ class SglangEngine:
     async def _load(self, folder: Path, version: PolicyVersion) -> None:
         """Let the server read a folder. If that fails, nobody knows what it holds: stale, and samples fail."""
         assert self._client is not None
+        # What has just been ended leaves the scheduler's batch a step later: the flush waits for that.
+        await self._client.call(f"/flush_cache?timeout={_IDLE_S:g}")
         self._version = None
         body = {"model_path": str(folder), "weight_version": version.short, "flush_cache": True}
         try:
@@ -496,7 +501,8 @@ def _stream_interval(sample: Sample) -> int:
 
 
 def _facts_of(folder: ModelFolder, options: SglangOptions) -> ModelFacts:
-    context_len = min(options.max_model_len or folder.context_len, folder.context_len)
+    most = folder.context_len - CONTEXT_MARGIN
+    context_len = min(options.max_model_len or most, most)
     shapes = {
         name: TensorShape(shape.shape, options.dtype if shape.dtype in _FLOATS else shape.dtype)
         for name, shape in folder.shapes.items()
