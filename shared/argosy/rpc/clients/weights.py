@@ -92,8 +92,9 @@ async def _chunks(call: AsyncIterable[pb.StreamWeightsResponse], version: Policy
             if version_from_pb(response.header.version) != version:
                 raise CorruptDataError(f"asked for weights {version.short}, the stream brings others")
         elif part == "chunk" and begun:
-            yield weight_chunk_from_pb(response.chunk)
-            count, received = count + 1, received + (response.chunk.delta_size_bytes or len(response.chunk.data))
+            chunk = weight_chunk_from_pb(response.chunk)  # each look at the message's own data would copy it again
+            yield chunk
+            count, received = count + 1, received + chunk.size_bytes
         elif part == "end" and begun:
             if (received, count) != (announced, response.end.chunk_count):
                 raise CorruptDataError(

@@ -22,7 +22,7 @@ class SendOptions:
 
     bucket_bytes: int = 64 << 20
     """collective: bytes of one message. Smaller ones cost more round trips, larger ones more memory on a GPU."""
-    streams: int = 4
+    streams: int = 2
     """stream: how many streams a receiver opens side by side. shared_memory: threads that copy and check."""
     host: str = "127.0.0.1"
     """collective: address to listen on for receivers."""
