@@ -223,9 +223,8 @@ def measure_vllm_alone(load: Load, args: argparse.Namespace) -> Measured:
     )
 
     def generate(rows: Sequence[tuple[tuple[int, ...], int]]) -> int:
-        params = [
-            SamplingParams(temperature=1.0, max_tokens=n, ignore_eos=True, logprobs=0, detokenize=False) for _, n in rows
-        ]
+        common = {"temperature": 1.0, "ignore_eos": True, "logprobs": 0, "detokenize": False}
+        params = [SamplingParams(max_tokens=count, **common) for _, count in rows]
         prompts = [{"prompt_token_ids": list(ids)} for ids, _ in rows]
         return sum(len(out.outputs[0].token_ids) for out in engine.generate(prompts, params, use_tqdm=False))
 

@@ -26,12 +26,23 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def open_rollout(tiny: Path) -> AsyncIterator[Open]:
+def native() -> bool:
+    """Whether an engine uses the compiled passes. Off: tests that act while samples run need them to take a while."""
+    return False
+
+
+@pytest.fixture
+async def open_rollout(tiny: Path, native: bool) -> AsyncIterator[Open]:
     opened: list[HfRollout] = []
 
     async def make(path: Path | None = None, **options: Any) -> HfRollout:
         folder = path or tiny
-        defaults: dict[str, Any] = {"slot_count": 8, "device": "cpu", "max_model_len": 256}
+        defaults: dict[str, Any] = {
+            "slot_count": 8,
+            "device": "cpu",
+            "max_model_len": 256,
+            "native_kernels": native,
+        }
         settings = HfRolloutOptions(model_path=str(folder), **(defaults | options))
         rollout = HfRollout(settings, load_tokenizer(folder).decode)
         opened.append(rollout)

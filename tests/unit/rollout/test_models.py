@@ -14,6 +14,12 @@ from argosy.modeling.tiny import save_byte_tokenizer
 from argosy.types.errors import InvalidInputError
 from unit.rollout.support import PROMPT, Open, answers, plain_logits, request
 
+
+@pytest.fixture(params=[False, True], ids=["own-code", "compiled"])
+def native(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,

@@ -11,6 +11,11 @@ from argosy.types.records import Completion, FinishReason, GenerateRequest
 from unit.rollout.support import CTX, PROMPT, Open, answers, request
 
 
+@pytest.fixture(params=[False, True], ids=["own-code", "compiled"])
+def native(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 def traffic(draw: random.Random) -> list[GenerateRequest]:
     return [
         request(

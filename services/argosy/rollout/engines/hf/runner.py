@@ -38,7 +38,7 @@ class Fill:
 class Runner:
     """Runs a model over a slot cache; knows nothing of requests."""
 
-    def __init__(self, model: LoadedModel, *, slot_count: int, max_model_len: int) -> None:
+    def __init__(self, model: LoadedModel, *, slot_count: int, max_model_len: int, kv_token_count: int = 0) -> None:
         self.model = model
         self.slots = SlotCache(
             layer_count=model.layer_count,
@@ -48,6 +48,7 @@ class Runner:
             max_model_len=max_model_len,
             dtype=model.dtype,
             device=model.device,
+            token_count=kv_token_count,
         )
 
     def begin(self, ids: Sequence[int]) -> Fill:
@@ -94,7 +95,7 @@ class Runner:
         They may be overwritten by the next call.
         """
         model, longest = self.model, max(cached) + 1
-        self.slots.reserve(longest)
+        self.slots.reserve(longest, len(cached))
         if model.native is not None:
             return model.native.decode(inputs, cached, self.slots.data)
         positions = torch.tensor(cached).to(model.device)

@@ -231,7 +231,7 @@ class NativeDecoder:
             post_norm=self._address(layer.post_attention_layernorm.weight),
             q_norm=self._address(attention.q_norm.weight if hasattr(attention, "q_norm") else None),
             k_norm=self._address(attention.k_norm.weight if hasattr(attention, "k_norm") else None),
-            window=getattr(attention, "sliding_window", None) or 0,
+            window=_window_of(attention) or 0,
         )
 
     def _joined(self, parts: Sequence[Tensor | None]) -> int | None:
@@ -275,6 +275,13 @@ def _fits(module: Any) -> bool:
         and head.weight.shape[0] == config.vocab_size >= LANES
         and all(bias is None for bias in unexpected)
     )
+
+
+def _window_of(attention: Any) -> int | None:
+    """Tokens that a layer's queries see; None: all. Llama ignores the key even where its config has it."""
+    holder = attention.config if type(attention).__name__ == "MistralAttention" else attention
+    window: int | None = getattr(holder, "sliding_window", None)
+    return window
 
 
 def _inner_linears(layer: Any) -> tuple[Any, ...]:
