@@ -36,6 +36,8 @@ class TokenStats:
 
 VOCABULARY_TILE = 8192
 """Vocabulary entries whose logits exist at one time (W)."""
+BLOCK_LOGITS = 1 << 20
+"""Logits of a tile that go through all of softmax's operations before the next ones, on a CPU: 4 MiB in float32."""
 
 
 def token_stats(
@@ -48,6 +50,8 @@ def token_stats(
     compute_dtype: torch.dtype | None = None,
     entropy: bool = False,
     sum_pi_squared: bool = False,
+    cast: Tensor | None = None,
+    add_to_gradient: bool = False,
 ) -> TokenStats:
     """Statistics of `targets` under softmax(hidden · weightᵀ / temperature).
 
@@ -58,15 +62,18 @@ def token_stats(
         temperature: Logits are divided by it; > 0.
         chunk_tokens: Tokens whose logits exist at one time (C).
         compute_dtype: Of the matrix products; None = hidden's. Softmax and sums are at least float32.
+        cast: `weight` in compute_dtype, where it is there already.
+        add_to_gradient: Add the weight's gradient to its `grad` in place where there is one, in place of a second
+            tensor that autograd would add. Only for plain `backward()`: `torch.autograd.grad` would find none.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, got {temperature}")
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
+    dtype = compute_dtype or hidden.dtype
+    settings = _Settings(temperature, chunk_tokens, dtype, entropy, sum_pi_squared, add_to_gradient)
     head: Any = _ChunkedHead.apply  # untyped in torch
-    log_probs, entropies, squares = head(
-        hidden, weight, targets, temperature, chunk_tokens, compute_dtype or hidden.dtype, entropy, sum_pi_squared
-    )
+    log_probs, entropies, squares = head(hidden, weight, targets, weight.detach() if cast is None else cast, settings)
     return TokenStats(log_probs, entropies if entropy else None, squares if sum_pi_squared else None)
 
 
@@ -97,6 +104,21 @@ class _RunningSums:
         weighted = weights.mul_(logits).sum(1) if want_entropy else None
         return cls(top, total, chosen, weighted, squares)
 
+    @classmethod
+    def joined(cls, blocks: list[_RunningSums]) -> _RunningSums:
+        """Those of several blocks of tokens, end to end."""
+        if len(blocks) == 1:
+            return blocks[0]
+        weighted = [block.weighted for block in blocks if block.weighted is not None]
+        squares = [block.squares for block in blocks if block.squares is not None]
+        return cls(
+            torch.cat([block.top for block in blocks]),
+            torch.cat([block.total for block in blocks]),
+            torch.cat([block.chosen for block in blocks]),
+            torch.cat(weighted) if weighted else None,
+            torch.cat(squares) if squares else None,
+        )
+
     def add(self, tile: _RunningSums, inside: Tensor) -> None:
         """Join another tile's sums; `inside` [C]: whose target is in that tile."""
         top = torch.maximum(self.top, tile.top)
@@ -113,41 +135,34 @@ class _RunningSums:
         self.top = top
 
 
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """As `token_stats` has them."""
+
+    temperature: float
+    chunk_tokens: int
+    compute_dtype: torch.dtype
+    want_entropy: bool
+    want_squares: bool
+    add_to_gradient: bool
+
+
 class _ChunkedHead(torch.autograd.Function):
     """Output head and softmax statistics, tile by tile in both directions."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        temperature: float,
-        chunk_tokens: int,
-        compute_dtype: torch.dtype,
-        want_entropy: bool,
-        want_squares: bool,
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, cast: Tensor, settings: _Settings
     ) -> tuple[Tensor, Tensor, Tensor]:
         count = len(targets)
         accumulate = torch.promote_types(torch.float32, hidden.dtype)
         log_probs = torch.empty(count, dtype=accumulate, device=hidden.device)
         normalizers = torch.empty_like(log_probs)  # lse(z)
-        entropies = torch.empty_like(log_probs) if want_entropy else log_probs.new_empty(0)
-        squares = torch.empty_like(log_probs) if want_squares else log_probs.new_empty(0)
+        entropies = torch.empty_like(log_probs) if settings.want_entropy else log_probs.new_empty(0)
+        squares = torch.empty_like(log_probs) if settings.want_squares else log_probs.new_empty(0)
         with torch.autocast(hidden.device.type, enabled=False):
-            for start in range(0, count, chunk_tokens):
-                part = slice(start, start + chunk_tokens)
-                states = hidden[part].to(compute_dtype)
-                sums: _RunningSums | None = None
-                for tile in _tiles(weight):
-                    logits = _logits(states, weight[tile].to(compute_dtype), temperature, accumulate)  # [C, W]
-                    places, inside = _places(targets[part], tile)
-                    found = _RunningSums.of_tile(logits, places, want_entropy, want_squares)
-                    if sums is None:
-                        sums = found
-                    else:
-                        sums.add(found, inside)
-                assert sums is not None  # a vocabulary has at least one tile
+            for part in _slices(count, settings.chunk_tokens):
+                sums = _sums(hidden[part], cast, targets[part], settings, accumulate)
                 log_total = sums.total.log()
                 normalizers[part] = log_total + sums.top
                 log_probs[part] = sums.chosen - sums.top - log_total
@@ -156,7 +171,7 @@ class _ChunkedHead(torch.autograd.Function):
                 if sums.weighted is not None:
                     entropies[part] = log_total - sums.weighted / sums.total
         ctx.save_for_backward(hidden, weight, targets, normalizers, entropies)
-        ctx.settings = (temperature, chunk_tokens, compute_dtype, accumulate, want_entropy)
+        ctx.cast, ctx.settings = cast, settings
         ctx.mark_non_differentiable(squares)
         return log_probs, entropies, squares
 
@@ -164,31 +179,87 @@ class _ChunkedHead(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_log_probs, grad_entropies, _ = grads
         hidden, weight, targets, normalizers, entropies = ctx.saved_tensors
-        temperature, chunk_tokens, compute_dtype, accumulate, want_entropy = ctx.settings
+        settings: _Settings = ctx.settings
         grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
-        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        there = weight.grad if settings.add_to_gradient and weight.is_leaf else None
+        grad_weight = None
+        if ctx.needs_input_grad[1]:
+            grad_weight = torch.zeros_like(weight) if there is None or there.is_sparse else there
         with torch.autocast(hidden.device.type, enabled=False):
-            for start in range(0, len(targets), chunk_tokens):
-                part = slice(start, start + chunk_tokens)
-                states = hidden[part].to(compute_dtype)
+            for part in _slices(len(targets), settings.chunk_tokens):
+                states = hidden[part].to(settings.compute_dtype)
                 for tile in _tiles(weight):
-                    head = weight[tile].to(compute_dtype)
-                    log_pi = _logits(states, head, temperature, accumulate).sub_(normalizers[part, None])  # [C, W]
-                    if want_entropy:
-                        pi = log_pi.exp()
-                        scale = log_pi.add_(entropies[part, None]).mul_(grad_entropies[part, None])
-                        slope = scale.add_(grad_log_probs[part, None]).mul_(pi).neg_()
-                    else:
-                        slope = log_pi.exp_().mul_(-grad_log_probs[part, None])
-                    places, inside = _places(targets[part], tile)
-                    slope.scatter_add_(1, places[:, None], (grad_log_probs[part] * inside)[:, None])
-                    # Of loss by h·Wᵀ, [C, W].
-                    slope = (slope if temperature == 1.0 else slope.div_(temperature)).to(compute_dtype)
+                    head = ctx.cast[tile].to(settings.compute_dtype)
+                    slopes = states @ head.T  # logits [C, W], in whose place their gradient comes
+                    for rows in _blocks(slopes):
+                        at = slice(part.start + rows.start, min(part.start + rows.stop, part.stop))
+                        slopes[rows] = _slope(
+                            _scaled(slopes[rows], settings.temperature, normalizers.dtype).sub_(normalizers[at, None]),
+                            _places(targets[at], tile),
+                            grad_log_probs[at],
+                            (entropies[at], grad_entropies[at]) if settings.want_entropy else None,
+                            settings.temperature,
+                        )
                     if grad_hidden is not None:
-                        _add_product(grad_hidden[part], slope, head)
+                        _add_product(grad_hidden[part], slopes, head)
                     if grad_weight is not None:
-                        _add_product(grad_weight[tile], slope.T, states)
-        return grad_hidden, grad_weight, None, None, None, None, None, None
+                        _add_product(grad_weight[tile], slopes.T, states)
+        return grad_hidden, None if grad_weight is there else grad_weight, None, None, None
+
+
+def _sums(
+    hidden: Tensor, weight: Tensor, targets: Tensor, settings: _Settings, accumulate: torch.dtype
+) -> _RunningSums:
+    """Of one chunk over the whole vocabulary."""
+    states = hidden.to(settings.compute_dtype)
+    blocks: list[_RunningSums] = []
+    for tile in _tiles(weight):
+        logits = states @ weight[tile].to(settings.compute_dtype).T  # [C, W]
+        places, inside = _places(targets, tile)
+        for number, rows in enumerate(_blocks(logits)):
+            found = _RunningSums.of_tile(
+                _scaled(logits[rows], settings.temperature, accumulate),
+                places[rows],
+                settings.want_entropy,
+                settings.want_squares,
+            )
+            if tile.start == 0:
+                blocks.append(found)
+            else:
+                blocks[number].add(found, inside[rows])
+    return _RunningSums.joined(blocks)
+
+
+def _slope(
+    log_pi: Tensor,
+    target: tuple[Tensor, Tensor],
+    grad_log_probs: Tensor,
+    of_entropy: tuple[Tensor, Tensor] | None,
+    temperature: float,
+) -> Tensor:
+    """The gradient by h·Wᵀ of some tokens in one tile; overwrites their log π. `of_entropy`: values and gradients."""
+    if of_entropy is not None:
+        values, grads = of_entropy
+        pi = log_pi.exp()
+        slope = log_pi.add_(values[:, None]).mul_(grads[:, None]).add_(grad_log_probs[:, None]).mul_(pi).neg_()
+    else:
+        slope = log_pi.exp_().mul_(-grad_log_probs[:, None])
+    places, inside = target
+    slope.scatter_add_(1, places[:, None], (grad_log_probs * inside)[:, None])
+    return slope if temperature == 1.0 else slope.div_(temperature)
+
+
+def _slices(count: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def _blocks(logits: Tensor) -> list[slice]:
+    """Rows of a tile [C, W], so few at a time that what is done with them stays in the processor's cache.
+
+    The same ones for all tiles of a chunk, also for a last, narrower one.
+    """
+    size = max(1, BLOCK_LOGITS // VOCABULARY_TILE) if logits.device.type == "cpu" else max(len(logits), 1)
+    return _slices(len(logits), size)
 
 
 def _tiles(weight: Tensor) -> list[slice]:
@@ -202,9 +273,9 @@ def _places(targets: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
     return torch.where(inside, targets - tile.start, 0), inside
 
 
-def _logits(states: Tensor, head: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
-    """[C, W] in `dtype`, in memory of its own."""
-    logits = (states @ head.T).to(dtype)
+def _scaled(logits: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+    """Divided by the temperature, in `dtype`; in their own memory if they have that type."""
+    logits = logits.to(dtype)
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 

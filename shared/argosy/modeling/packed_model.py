@@ -38,6 +38,8 @@ class PackedModel(PackedNetwork):
     def __init__(self, model: Any, *, compute_dtype: torch.dtype = torch.float32, chunk_tokens: int = 1024) -> None:
         super().__init__(model, model.get_output_embeddings(), compute_dtype)
         self.chunk_tokens = chunk_tokens
+        self.adds_to_gradient = False
+        """Whether the head's gradient is added to that of earlier micro-batches in place (`token_stats`)."""
 
     def response_stats(
         self, packed: PackedBatch, *, temperature: float, entropy: bool = False, sum_pi_squared: bool = False
@@ -55,6 +57,8 @@ class PackedModel(PackedNetwork):
             compute_dtype=self.compute_dtype,
             entropy=entropy,
             sum_pi_squared=sum_pi_squared,
+            cast=self.casts.get([self._head.weight], self.compute_dtype) if self.casts.keeping else None,
+            add_to_gradient=self.adds_to_gradient,
         )
 
     def column_values(self, packed: PackedBatch, columns: Sequence[str], temperature: float) -> Mapping[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from argosy.modeling.microbatch import MicroBatchLimit, plan_micro_batches
 from argosy.modeling.packing import PackedBatch, pack
+from argosy.modeling.weight_casts import WeightCasts
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.errors import AbortedError, InvalidInputError
 from argosy.types.ragged import Ragged
@@ -31,6 +33,8 @@ class PackedNetwork:
     def __init__(self, model: Any, head: nn.Linear, compute_dtype: torch.dtype) -> None:
         self.model = model
         self.compute_dtype = compute_dtype
+        self.casts = WeightCasts()
+        """Of the weights, to `compute_dtype`, as far as the model is lean (`argosy.modeling.lean`)."""
         self._base = getattr(model, model.base_model_prefix)
         self._head = head
 
@@ -69,6 +73,10 @@ class PackedNetwork:
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
+    def weights_fixed(self) -> AbstractContextManager[None]:
+        """Within it no weight changes: each is cast once at most."""
+        return self.casts.fixed()
+
     def column_values(self, packed: PackedBatch, columns: Sequence[str], temperature: float) -> Mapping[str, Tensor]:
         """The named columns of the M response tokens, [M] each."""
         raise NotImplementedError
@@ -102,7 +110,7 @@ class PackedNetwork:
         self.check(batch)
         prompts, responses = batch.ragged("prompt_ids"), batch.ragged("response_ids")
         results = {name: np.zeros(len(responses.values), np.float32) for name in columns}
-        with torch.no_grad():
+        with torch.no_grad(), self.weights_fixed():
             for rows in plan_micro_batches(prompts, responses, limit) if plan is None else plan:
                 if cancelled():
                     raise AbortedError("nobody waits for these numbers any more")

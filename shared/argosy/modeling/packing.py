@@ -17,7 +17,7 @@ every real query. Sequences of like length share a bucket, so that little of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ from argosy.types.ragged import Ragged
 
 _MIN_FILL = 0.75
 """A sequence shorter than this share of a bucket's width starts a new bucket."""
+BLOCK_TOKENS = 256
+"""Longest sequence of a layout with blocks: their masks and attention weights grow with its square."""
 
 Rows = npt.NDArray[np.int64]
 
@@ -41,6 +43,41 @@ class PackedLayout:
     """Each [b, T] int64: row numbers of b sequences, right-padded with the sequence's first row."""
     restore: Tensor
     """[N] int64: where each packed row's result is in the buckets' results, laid end to end."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionBlock:
+    """Sequences of like length without their prompts, or prompts, for `argosy.modeling.block_attention`."""
+
+    rows: Tensor
+    """[b, R] int64: own rows of each, right-padded with the first one."""
+    prefix: Tensor
+    """[g, P] int64: rows of the distinct prompts before them, right-padded likewise; [0, 0] for prompts themselves."""
+    prefix_of: Tensor
+    """[b] int64: which of the g; empty for prompts."""
+    mask: Tensor
+    """[b, 1, R, P + R], or [1, 1, R, P + R] if equal for all: 0 where a row sees prompt and own rows, else -inf."""
+    padding: Tensor
+    """[b, R] bool: places in `rows` that are padding."""
+
+    @property
+    def prefix_width(self) -> int:
+        """P."""
+        return self.prefix.shape[1]
+
+    def mask_of(self, part: slice) -> Tensor:
+        """The mask of some of the b."""
+        return self.mask if len(self.mask) == 1 else self.mask[part]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockLayout(PackedLayout):
+    """Also the same rows with each prompt apart from its responses."""
+
+    blocks: tuple[AttentionBlock, ...]
+    """Empty where a sequence is longer than BLOCK_TOKENS."""
+    places: dict[tuple[int, int], object] = field(default_factory=dict)
+    """What `argosy.modeling.block_attention` has worked out from the blocks, by numbers of heads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +121,7 @@ def pack(
     positions: list[Rows] = []
     outputs: list[Rows] = []
     sequences: list[Rows] = []
+    tails: list[tuple[Rows, Rows]] = []  # of each sequence the prompt's rows and its own
     prompt_rows: dict[bytes, Rows] = {}
     row_count = 0
     keys = prompt_keys(prompts)
@@ -103,6 +141,7 @@ def pack(
         positions.append(np.arange(len(prompt), len(prompt) + len(tail)))
         rows = np.concatenate([prompt_rows[key], tail])
         sequences.append(rows)
+        tails.append((prompt_rows[key], tail))
         outputs.append(rows[len(prompt) - 1 :])
 
     def tensor(parts: list[Any]) -> Tensor:
@@ -112,12 +151,91 @@ def pack(
     return PackedBatch(
         input_ids=tensor(ids),
         position_ids=tensor(positions),
-        layout=_bucketed(sequences, row_count, device),
+        layout=_layout(sequences, list(prompt_rows.values()), tails, row_count, device),
         output_rows=tensor(outputs),
         targets=tensor([responses.values]),
         owner=tensor([np.repeat(np.arange(len(responses)), responses.lengths)]),
         sequence_count=len(responses),
     )
+
+
+def _layout(
+    sequences: list[Rows],
+    prompts: list[Rows],
+    tails: list[tuple[Rows, Rows]],
+    row_count: int,
+    device: torch.device | str,
+) -> BlockLayout:
+    plain = _bucketed(sequences, row_count, device)
+    blocks: list[AttentionBlock] = []
+    if max(map(len, sequences), default=0) <= BLOCK_TOKENS:
+        none = np.zeros(0, np.int64)
+        pairs = ([(none, prompt) for prompt in prompts], [pair for pair in tails if len(pair[1])])
+        blocks = [_block(members, device) for kind in pairs for members in _alike(kind)]
+    return BlockLayout(plain.buckets, plain.restore, tuple(blocks))
+
+
+def _alike(pairs: list[tuple[Rows, Rows]]) -> list[list[tuple[Rows, Rows]]]:
+    """Pairs of prompt and own rows, longest own first, cut where a block would be less than _MIN_FILL full."""
+    found: list[list[tuple[Rows, Rows]]] = []
+    area = widest = 0
+    for prompt, own in sorted(pairs, key=lambda pair: (-len(pair[1]), -len(pair[0]))):
+        size = len(own) * (len(prompt) + len(own))
+        if found:
+            longest = len(found[-1][0][1])
+            widest_now = max(widest, len(prompt))
+            full = (len(found[-1]) + 1) * longest * (widest_now + longest)
+            if area + size >= _MIN_FILL * full:
+                found[-1].append((prompt, own))
+                area, widest = area + size, widest_now
+                continue
+        found.append([(prompt, own)])
+        area, widest = size, len(prompt)
+    return found
+
+
+def _block(members: list[tuple[Rows, Rows]], device: torch.device | str) -> AttentionBlock:
+    prompts: dict[int, Rows] = {}  # by first row: a row belongs to one prompt
+    for prompt, _ in members:
+        if len(prompt):
+            prompts[int(prompt[0])] = prompt
+    numbers = {first: number for number, first in enumerate(prompts)}
+    rows, lengths = _rectangle([own for _, own in members])
+    prefix, _ = _rectangle(list(prompts.values()))
+    spans = np.asarray(sorted({len(prompt) for prompt, _ in members}))
+    spans = spans if len(spans) == 1 else np.asarray([len(prompt) for prompt, _ in members])
+    width = rows.shape[1]
+    steps = np.arange(width)
+    seen = np.concatenate(
+        [
+            np.broadcast_to(
+                (np.arange(prefix.shape[1]) < spans[:, None])[:, None], (len(spans), width, prefix.shape[1])
+            ),
+            np.broadcast_to(steps[:, None] >= steps, (len(spans), width, width)),
+        ],
+        2,
+    )
+
+    def tensor(array: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return AttentionBlock(
+        rows=tensor(rows),
+        prefix=tensor(prefix),
+        prefix_of=tensor(np.asarray([numbers[int(prompt[0])] for prompt, _ in members if len(prompt)], np.int64)),
+        mask=tensor(np.where(seen, np.float32(0), np.float32(-np.inf))[:, None]),
+        padding=tensor(steps >= lengths[:, None]),
+    )
+
+
+def _rectangle(parts: list[Rows]) -> tuple[Rows, Rows]:
+    """Rows of unlike number, right-padded with the first of each, and their numbers."""
+    lengths = np.asarray([len(part) for part in parts], np.int64)
+    filled = np.zeros((len(parts), int(lengths.max(initial=0))), np.int64)
+    for line, part in enumerate(parts):
+        filled[line, : len(part)] = part
+        filled[line, len(part) :] = part[0]
+    return filled, lengths
 
 
 def _bucketed(sequences: list[Rows], row_count: int, device: torch.device | str) -> PackedLayout:
@@ -130,12 +248,7 @@ def _bucketed(sequences: list[Rows], row_count: int, device: torch.device | str)
         end = start
         while end < len(order) and len(sequences[order[end]]) >= _MIN_FILL * width:
             end += 1
-        rectangle = np.empty((end - start, width), np.int64)
-        for line, index in enumerate(order[start:end]):
-            rows = sequences[index]
-            rectangle[line, : len(rows)] = rows
-            rectangle[line, len(rows) :] = rows[0]
-        rectangles.append(rectangle)
+        rectangles.append(_rectangle([sequences[index] for index in order[start:end]])[0])
         start = end
     return PackedLayout(
         buckets=tuple(torch.from_numpy(rectangle).to(device) for rectangle in rectangles),

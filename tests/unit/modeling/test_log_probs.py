@@ -18,6 +18,7 @@ from argosy.modeling.log_probs import token_stats
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Everything holds with the vocabulary in several tiles (the last one smaller) and in one."""
     monkeypatch.setattr(log_probs, "VOCABULARY_TILE", request.param)
+    monkeypatch.setattr(log_probs, "BLOCK_LOGITS", 2 * request.param)  # blocks of two tokens
     return int(request.param)
 
 
@@ -148,3 +149,31 @@ def test_senseless_settings_are_refused_by_name(name: str, value: float) -> None
     settings: dict[str, Any] = {name: value}
     with pytest.raises(ValueError, match=name):
         token_stats(hidden, weight, targets, **settings)
+
+
+def test_a_gradient_that_is_there_is_added_to_in_place() -> None:
+    hidden, weight, targets = inputs(7, 5, 11)
+    expected: list[Tensor] = []
+    for place in (False, True):
+        weight.grad = None
+        kept: list[Tensor] = []
+        for share in (slice(0, 3), slice(3, 7)):
+            stats = token_stats(hidden[share], weight, targets[share], chunk_tokens=2, add_to_gradient=place)
+            stats.log_probs.sum().backward()  # type: ignore[no-untyped-call]
+            assert weight.grad is not None
+            kept.append(weight.grad)
+        assert kept[0] is kept[1]
+        expected.append(kept[0])
+    torch.testing.assert_close(expected[1], expected[0], rtol=1e-12, atol=1e-12)
+
+
+def test_a_weight_that_is_cast_already_gives_the_same() -> None:
+    hidden, weight, targets = inputs(9, 6, 20, torch.float32)
+    found: list[tuple[Tensor, Tensor]] = []
+    for cast in (None, weight.detach().bfloat16()):
+        weight.grad = None
+        stats = token_stats(hidden, weight, targets, compute_dtype=torch.bfloat16, cast=cast)
+        stats.log_probs.sum().backward()  # type: ignore[no-untyped-call]
+        assert weight.grad is not None
+        found.append((stats.log_probs.detach(), weight.grad))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
