@@ -36,7 +36,8 @@ class SglangConfig:
     """Tokens of keys and values that it holds; 0: argosy.rollout.slot_count × max_model_len on a CPU, and what
     SGLang finds room for on a GPU."""
     filter_tokens: int = 0
-    """Most tokens that top_k and top_p may leave at a position: their log-probs are renormalised over these. 0: the
-    whole vocabulary, which is always enough; less saves memory, and a sample that needs more fails."""
+    """Most tokens that top_k, top_p and min_p may leave at a position: log-probs are renormalised over these. 0: the
+    whole vocabulary, which is always enough; less saves memory, and needs a top_k of at most this beside other
+    filters."""
     arguments: tuple[str, ...] = ()
     """More arguments for the server, as its command line takes them, such as [--tp-size,"2"]."""
