@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from argosy.cli.main import main
 from argosy.weightsync.chain import read_links
 from support.toy import ToyJob, make_toy_job
 
-STEPS = ("trainer.total_training_steps=3", "argosy.placement=inprocess", "argosy.export_hf=false")
+STEPS = ("trainer.total_training_steps=2", "argosy.placement=inprocess", "argosy.export_hf=false")
 SLOW = ("actor_rollout_ref.actor.optim.lr=1e-6",)
 """In float32 every value changes, but only its last bits: half the bytes."""
 
@@ -21,8 +22,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> ToyJob:
 
 
 def run(job: ToyJob, name: str, *overrides: str) -> list[dict[str, Any]]:
-    code, out, err = job.run(name, *STEPS, *overrides)
-    assert code == 0, f"{out}\n{err}"
+    words = job.command(name, *STEPS, *overrides)
+    assert main(words[words.index("train") :]) == 0
     return job.metrics(name)
 
 
@@ -38,7 +39,7 @@ def test_disk_and_deltas_change_nothing_but_the_bytes(job: ToyJob, tmp_path: Pat
     )
     stream = run(job, "stream", *SLOW, "argosy.weight_sync.delta=xor")
     assert trained(job, "disk") == trained(job, "stream") == trained(job, "plain")
-    assert [link.kind for link in read_links(tmp_path / "weights")] == ["base", "delta", "delta", "delta"]
+    assert [link.kind for link in read_links(tmp_path / "weights")] == ["base", "delta", "delta"]
     for rows in (disk, stream):
         assert all(row["sync/delta_ratio"] > 1.5 for row in rows)
         assert all(row["sync/delta_encode_mb_s"] > 0 for row in rows)
@@ -52,4 +53,4 @@ def test_an_adapter_alone_trains_as_merged_weights_do(job: ToyJob) -> None:
     alone = run(job, "alone", *lora)
     assert trained(job, "alone") == trained(job, "merged")
     for few, many in zip(alone, merged, strict=True):
-        assert few["sync/transferred_mb"] == pytest.approx(few["sync/manifest_mb"]) < many["sync/transferred_mb"] / 5
+        assert few["sync/transferred_mb"] == few["sync/manifest_mb"] < many["sync/transferred_mb"] / 5
