@@ -27,6 +27,10 @@ class RolloutServiceConfig:
     and health answers NOT_SERVING. One step of long prompts on a slow machine must fit."""
     prefill_token_budget: int = 4096
     """Most prompt tokens that one engine step takes in, so that long prompts don't stall running answers."""
+    native_kernels: bool = True
+    """Let the embedded engine compile its passes for Llama-like models (once per machine, kept in ~/.cache/argosy)
+    where it finds a C++ compiler and a CPU with AVX-512, and for bfloat16 AMX. false, or elsewhere: the model's own
+    code, which is slower."""
     stream_interval_tokens: int = 16
     """Tokens between two partial answers sent to the controller; what a lost server costs at most, per sample."""
     dtype: str = "float32"

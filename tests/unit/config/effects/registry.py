@@ -256,6 +256,7 @@ TESTS: dict[str, str] = {
     "argosy.rollout.max_waiting": "test_argosy.py::test_max_waiting",
     "argosy.rollout.stall_timeout_s": "test_argosy.py::test_stall_timeout_s",
     "argosy.rollout.prefill_token_budget": "test_argosy.py::test_prefill_token_budget",
+    "argosy.rollout.native_kernels": "test_argosy.py::test_native_kernels",
     "argosy.rollout.stream_interval_tokens": "test_argosy.py::test_stream_interval_tokens",
     "argosy.rollout.dtype": "test_rollout.py::test_dtype",
     "argosy.rollout.device": "test_argosy.py::test_device",

@@ -14,6 +14,7 @@ import torch
 from argosy.config import Config
 from argosy.controller.stages.prompt import training_params
 from argosy.controller.stages.update import update_config
+from argosy.rollout.engines.hf.native.compiler import load_library
 from argosy.types.errors import InvalidInputError, OverloadedError
 from argosy.types.ids import SampleId
 from argosy.types.records import GenerateRequest, SamplingParams, TokenRun
@@ -111,6 +112,13 @@ async def test_stall_timeout_s(job: Config, cores: Cores) -> None:
         states[bound] = (await core.status()).state
         may_go.set()
     assert states == {0.05: "stuck", 60.0: "ready"}
+
+
+def test_native_kernels(job: Config, cores: Cores) -> None:
+    if load_library() is None:
+        pytest.skip("needs a C++ compiler and a CPU with AVX-512")
+    assert cores("rollout", job).engine.model.native is not None
+    assert cores("rollout", job.with_values({"argosy.rollout.native_kernels": False})).engine.model.native is None
 
 
 async def test_prefill_token_budget(job: Config, cores: Cores, monkeypatch: Patch) -> None:

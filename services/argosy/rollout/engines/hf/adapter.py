@@ -48,7 +48,7 @@ CAPABILITIES = Capabilities(
     sample_seeds=True,
     partial_resume=True,
     updates_in_flight=True,
-    transports=frozenset({"stream"}),
+    transports=frozenset({"stream", "collective", "shared_memory", "disk"}),
     sleep_levels=LEVELS,
     adapter_sync=True,
     deterministic=True,
@@ -113,7 +113,12 @@ class HfEngine:
     def _make_loop(self, model: LoadedModel, max_model_len: int, version: PolicyVersion | None) -> Loop:
         options = self._options
         return Loop(
-            Runner(model, slot_count=options.slot_count, max_model_len=max_model_len),
+            Runner(
+                model,
+                slot_count=options.slot_count,
+                max_model_len=max_model_len,
+                kv_token_count=self._kv_token_count,
+            ),
             Scheduler(
                 slot_count=options.slot_count,
                 max_waiting=options.max_waiting,
@@ -320,6 +325,7 @@ def options_of(config: Config) -> HfRolloutOptions:
         max_waiting=service.max_waiting,
         max_model_len=config.actor_rollout_ref.rollout.max_model_len or needed,
         prefill_token_budget=service.prefill_token_budget,
+        native_kernels=service.native_kernels,
         stream_interval_tokens=service.stream_interval_tokens,
         stall_timeout_s=service.stall_timeout_s,
         deterministic=config.argosy.deterministic,
