@@ -22,6 +22,7 @@ from argosy.types.errors import DeadlineError, InvalidInputError, OverloadedErro
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import Completion, GenerateRequest, Mutation, RolloutStatus, TransferOffer, WeightsManifest
 from argosy.weightsync import Snapshot
+from argosy.weightsync.hosts import host_id
 
 __all__ = ["HfRollout", "HfRolloutOptions", "RolloutCore", "RolloutOptions"]
 
@@ -157,6 +158,7 @@ class RolloutCore:
                 await self._engine.submit(requests, mailbox.deliver, interval)
         except OverloadedError as full:
             self._keys -= keys
+            self._refused_count += len(requests)
             raise self._overloaded(len(requests), full.message) from full
         except BaseException:
             self._leave(keys)  # a caller that was cancelled may have been taken in all the same
@@ -166,6 +168,7 @@ class RolloutCore:
         """Raise OverloadedError if so many more samples don't fit into the queue, whatever the engine would take."""
         room = self._options.slot_count + self._options.max_waiting - len(self._keys)
         if count > room:
+            self._refused_count += count
             raise self._overloaded(
                 count - room,
                 f"{count} samples don't fit: {len(self._keys)} are in flight, and {self._options.slot_count} may run "
@@ -174,7 +177,6 @@ class RolloutCore:
 
     def _overloaded(self, excess: int, message: str) -> OverloadedError:
         """The refusal, with the time after which `excess` samples will have ended if they go on ending as they do."""
-        self._refused_count += excess
         per_second = self._ended_rate.note(self._ended_count)
         wait_s = excess / per_second if per_second > 0 else UNKNOWN_RETRY_S
         return OverloadedError(message, retry_after_s=min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S))
@@ -283,7 +285,7 @@ class RolloutCore:
             cached_token_count=counts.cached_token_count,
             max_model_len=self.max_model_len,
             engine=capabilities.engine,
-            capabilities=capabilities.as_texts(),
+            capabilities=capabilities.as_texts() | {"host_id": host_id()},
             kv_used_tokens=counts.kv_used_tokens,
             kv_total_tokens=counts.kv_total_tokens,
             tokens_per_second=self._token_rate.note(counts.generated_token_count),

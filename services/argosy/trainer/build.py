@@ -128,6 +128,11 @@ def critic_options_from(cfg: Config) -> TrainerOptions:
 def _send(cfg: Config) -> SendOptions:
     sync = cfg.argosy.weight_sync
     return SendOptions(
+        bucket_bytes=sync.bucket_mb << 20,
+        streams=sync.streams,
+        host=cfg.argosy.trainer.host,
+        backend=sync.collective_backend,
+        broadcast=sync.collective_broadcast,
         folder=sync.disk_path or str(cfg.run_folder / "weights"),
         chain=ChainSettings(sync.disk_base_every, sync.disk_keep),
         delta=sync.delta == "xor" or (sync.delta == "auto" and sync.transport == "disk"),

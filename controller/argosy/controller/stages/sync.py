@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
 
 from argosy.controller.context import RunContext
 from argosy.controller.stages.rollout import RolloutStage
+from argosy.controller.stages.transfer import EVERYWHERE, SAME_HOST, choose_transports, transfer
 from argosy.controller.stages.weights_form import choose_form, publish, with_bases
-from argosy.types.errors import ArgosyError, CorruptDataError, UnavailableError
+from argosy.types.errors import (
+    ArgosyError,
+    CorruptDataError,
+    InvalidInputError,
+    NotFoundError,
+    UnavailableError,
+)
 from argosy.types.ids import PolicyVersion
-from argosy.types.records import TransferOffer, WeightsManifest
-from argosy.weightsync.transports.base import METRIC
+from argosy.types.records import WeightsManifest
 
 log = logging.getLogger(__name__)
-
-AUTO_TRANSPORT = "stream"
-"""What argosy.weight_sync.transport=auto means."""
 
 
 async def publish_and_sync(ctx: RunContext, rollout: RolloutStage, step: int) -> PolicyVersion:
@@ -61,51 +63,22 @@ async def _send_to(
 ) -> list[int | BaseException]:
     """Bring servers to what is published; for each the bytes that it took, or what went wrong with it.
 
-    Damage is tried again once: a sender on disk then mends what it wrote, and no server takes a delta twice.
+    Two failures are tried again once. Damage: a sender on disk then mends what it wrote, and no server takes a delta
+    twice. Memory that could not be shared after all, where that was our own choice: by the stream.
     """
-    results = dict(zip(members, await _transfer(ctx, members, sync_id, manifest, 1), strict=True))
-    damaged = [member for member, result in results.items() if isinstance(result, CorruptDataError)]
-    if damaged:
-        log.warning("weight sync %s brought damaged bytes to %s, once more: %s", sync_id, damaged, results[damaged[0]])
-        ctx.count("sync/damaged", len(damaged))
-        results |= zip(damaged, await _transfer(ctx, damaged, sync_id, manifest, 2), strict=True)
+    ways = await choose_transports(ctx, members)
+    results = dict(zip(members, await transfer(ctx, members, ways, sync_id, manifest, 1), strict=True))
+    again = [member for member, result in results.items() if _worth_another_try(ctx, ways[member], result)]
+    if again:
+        first = results[again[0]]
+        log.warning("weight sync %s failed for %s, once more: %s", sync_id, again, first)
+        ctx.count("sync/damaged", sum(isinstance(results[member], CorruptDataError) for member in again))
+        ways |= {m: EVERYWHERE for m in again if ways[m] == SAME_HOST}
+        results |= zip(again, await transfer(ctx, again, ways, sync_id, manifest, 2), strict=True)
     return list(results.values())
 
 
-async def _transfer(
-    ctx: RunContext, members: Sequence[str], sync_id: str, manifest: WeightsManifest, attempt: int
-) -> list[int | BaseException]:
-    asked = ctx.config.argosy.weight_sync.transport
-    transport = AUTO_TRANSPORT if asked == "auto" else asked
-    policy, count = ctx.services.policy, max(1, len(members))
-    try:
-        offers = await policy.open_transfer(transport, sync_id, count, ctx.mutation("sync-open", sync_id, attempt))
-        _measure(ctx, offers)
-        work = [_sync_one(ctx, m, sync_id, manifest, offer, attempt) for m, offer in zip(members, offers, strict=False)]
-        return await asyncio.gather(*work, return_exceptions=True)
-    except (ArgosyError, TimeoutError) as error:
-        return [error] * len(members)
-    finally:
-        await policy.close_transfer(sync_id, ctx.mutation("sync-close", sync_id, attempt))
-
-
-def _measure(ctx: RunContext, offers: Sequence[TransferOffer]) -> None:
-    """Keep what the sender tells of the transfer: how small a delta is, how fast it was made …"""
-    for name, value in (offers[0].options if offers else {}).items():
-        if name.startswith(METRIC):
-            ctx.measured[f"sync/{name.removeprefix(METRIC)}"] = float(value)
-
-
-async def _sync_one(
-    ctx: RunContext, member: str, sync_id: str, manifest: WeightsManifest, offer: TransferOffer, attempt: int
-) -> int:
-    server, names = ctx.services.rollouts[member], (sync_id, member, attempt)
-    async with asyncio.timeout(ctx.deadline_s):
-        await server.init_weight_transfer(offer.transport, ctx.mutation("sync-init", *names))
-        await server.start_weight_update(sync_id, manifest, ctx.mutation("sync-start", *names))
-        source = ctx.services.policy.weight_source()
-        byte_count = await server.update_weights(sync_id, source, ctx.mutation("sync-update", *names), offer)
-        served = await server.finish_weight_update(sync_id, ctx.mutation("sync-finish", *names))
-    if served != manifest.version:
-        raise UnavailableError(f"{member} serves {served.short} after a sync of {manifest.version.short}")
-    return byte_count
+def _worth_another_try(ctx: RunContext, transport: str, result: int | BaseException) -> bool:
+    if ctx.config.argosy.weight_sync.transport == "auto" and transport == SAME_HOST:
+        return isinstance(result, (CorruptDataError, InvalidInputError, NotFoundError))
+    return isinstance(result, CorruptDataError)

@@ -11,7 +11,7 @@ class WeightSyncConfig:
 
     transport: str = "auto"
     """How: "stream" (gRPC, any network), "shared_memory" (one machine), "collective" (NCCL or gloo), "disk" (a shared
-    folder), or "auto": "stream"."""
+    folder), or "auto": "shared_memory" to servers on the trainer's host, "stream" to all others and with delta=xor."""
     delta: str = "auto"
     """What goes of a new version: "xor": what changed since the version before (exactly: XOR of the bits, compressed),
     to servers that hold that and take streams, and to the disk; "off": always all; "auto": "xor" with transport=disk,
@@ -25,3 +25,12 @@ class WeightSyncConfig:
     adapter_only: str = "auto"
     """With LoRA, send only the adapter: "on"; "off": its weights merged into the model's, all of them; "auto": "on" if
     every rollout engine can take it."""
+    streams: int = 2
+    """stream: streams side by side to one server. shared_memory: threads that copy and check, on as many cores."""
+    bucket_mb: int = 64
+    """collective: MiB of one message. Two are under way at a time; on a GPU they take that much of its memory."""
+    collective_backend: str = "auto"
+    """collective: "gloo", "nccl", or "auto": NCCL if the trainer's host has a GPU."""
+    collective_broadcast: bool = False
+    """collective: one group of all servers in place of a pair with each. Spares the trainer's network; a server that
+    dies or stalls then costs the others this sync too."""

@@ -179,6 +179,8 @@ RANGES: dict[str, Range] = {
     "argosy.reward.max_error_rate": UNIT,
     "argosy.weight_sync.disk_base_every": COUNT,
     "argosy.weight_sync.disk_keep": COUNT,
+    "argosy.weight_sync.streams": COUNT,
+    "argosy.weight_sync.bucket_mb": COUNT,
     "argosy.parity.max_diff": NOT_NEGATIVE,
     "argosy.parity.mean_diff": NOT_NEGATIVE,
     "argosy.membership.lease_ttl_s": Range(2),
@@ -194,6 +196,7 @@ RANGES: dict[str, Range] = {
 CHOICES: dict[str, tuple[str, ...]] = {
     "argosy.weight_sync.transport": ("auto", "stream", "shared_memory", "collective", "disk"),
     "argosy.weight_sync.delta": ("auto", "off", "xor"),
+    "argosy.weight_sync.collective_backend": ("auto", "gloo", "nccl"),
     "argosy.weight_sync.adapter_only": ("auto", "off", "on"),
     "data.truncation": ("error", "left", "right", "middle"),
     f"{_ACTOR}.strategy": ("fsdp", "fsdp2", "megatron"),

@@ -74,6 +74,8 @@ class Recorded:
     transports: list[str] = field(default_factory=list)
     turns: list[str] = field(default_factory=list)
     """Updates and naps in their order, where rollout sleeps at all."""
+    rollout_host: str = "one"
+    """The trainer's is "one"."""
     failing: int = 0
     """Samples of each call whose scoring fails."""
     outcome: Callable[[SampleId], Outcome] = lambda sample: Scored(float(sample.k))
@@ -113,7 +115,9 @@ class _Rollout:
             )  # fmt: skip
 
     async def status(self) -> RolloutStatus:
-        return RolloutStatus(self._manifest.version, "ready", 0, 0, 8, 0, 0, 64, capabilities={"sleep_levels": "1,2"})
+        host = self._recorded.rollout_host
+        can = {"sleep_levels": "1,2", "host_id": host, "transports": "shared_memory,stream"}
+        return RolloutStatus(self._manifest.version, "ready", 0, 0, 8, 0, 0, 64, capabilities=can)
 
     async def sleep(self, level: int, ctx: Mutation) -> None:
         self._recorded.turns.append(f"sleep {level}")
@@ -232,6 +236,9 @@ class _Policy(_Training, _LogProbs):
     def weight_source(self) -> None:
         return None
 
+    async def status(self) -> TrainerStatus:
+        return TrainerStatus(self._step, None, 1, host_id="one", transports=("stream", "shared_memory"))
+
     async def open_transfer(
         self, transport: str, sync_id: str, receiver_count: int, ctx: Mutation
     ) -> tuple[TransferOffer, ...]:
@@ -250,12 +257,13 @@ async def run_recorded(
     failing: int = 0,
     outcome: Callable[[SampleId], Outcome] | None = None,
     policy_log_prob: float = -0.5,
+    rollout_host: str = "one",
 ) -> Recorded:
     """Run `config` to its end; every error of the run is raised.
 
     `policy_log_prob` is the trainer's of every token; the rollout's is -0.5.
     """
-    recorded = Recorded(config.run_folder, failing=failing)
+    recorded = Recorded(config.run_folder, failing=failing, rollout_host=rollout_host)
     recorded.outcome = outcome or recorded.outcome
     services: Any = Services(
         rollouts={"rollout-0": _Rollout(recorded)},  # type: ignore[dict-item]

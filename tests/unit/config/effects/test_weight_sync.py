@@ -27,8 +27,10 @@ async def publish_twice(core: Core) -> Core:
 
 
 async def test_transport(job: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ "auto" is the stream."""
-    assert set((await run_recorded(job, monkeypatch)).transports) == {"stream"}
+    """ "auto" is shared memory on one host, the stream between two."""
+    assert set((await run_recorded(job, monkeypatch)).transports) == {"shared_memory"}
+    apart = job.with_values({"trainer.default_local_dir": f"{job.run_folder}-apart"})
+    assert set((await run_recorded(apart, monkeypatch, rollout_host="two")).transports) == {"stream"}
     folder = f"{job.run_folder}-disk"
     changed = job.with_values({"argosy.weight_sync.transport": "disk", "trainer.default_local_dir": folder})
     assert set((await run_recorded(changed, monkeypatch)).transports) == {"disk"}
@@ -110,3 +112,26 @@ async def test_adapter_only(job: Config, tmp_path: Path) -> None:
     assert problems(on) == ""
     assert "lora_rank=0" in problems(job.with_values({"argosy.weight_sync.adapter_only": "on"}))
     assert "whole weights" in problems(on.with_values({"actor_rollout_ref.rollout.name": "sglang"}))
+
+
+async def test_streams(job: Config, cores: Cores) -> None:
+    core = cores("trainer", job.with_values({"argosy.weight_sync.streams": 3}))
+    await core.publish_weights("l0", 0, mutation())
+    (offer,) = await core.open_transfer("stream", "s", 1, mutation())
+    assert offer.options["streams"] == "3"
+
+
+async def test_collective(job: Config, cores: Cores) -> None:
+    """Buckets, backend and groups as they are set; a receiver that never comes holds nothing up."""
+    for broadcast, places in ((True, [(1, 3), (2, 3)]), (False, [(1, 2), (1, 2)])):
+        changed = job.with_values({
+            "argosy.weight_sync.bucket_mb": 3,
+            "argosy.weight_sync.collective_backend": "gloo",
+            "argosy.weight_sync.collective_broadcast": broadcast,
+        })  # fmt: skip
+        core = cores("trainer", changed)
+        await core.publish_weights("l0", 0, mutation())
+        offers = await core.open_transfer("collective", "s", 2, mutation())
+        await core.close_transfer("s", mutation())
+        assert [(offer.rank, offer.world_size) for offer in offers] == places
+        assert {(offer.options["bucket_bytes"], offer.options["backend"]) for offer in offers} == {("3145728", "gloo")}
