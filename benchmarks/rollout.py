@@ -16,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -36,9 +37,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--time-limit", type=float, default=1800, help="seconds for one engine")
     parser.add_argument("--engines-python", type=Path, default=ENGINES_PYTHON)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quick", action="store_true", help="a tiny random model and 4 short prompts")
+    parser.add_argument("--json", action="store_true", help="print one JSON array")
     add_arguments(parser)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.quick:
+        args.prompts, args.in_flight, args.max_prompt, args.max_output = 4, 4, 20, 20
+    return args
 
 
 def interpreter_of(engine: str, args: argparse.Namespace) -> Path | None:
@@ -96,10 +101,23 @@ def show(rows: Sequence[Measured]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     args = parse(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        if args.quick:
+            from argosy.modeling.tiny import save_tiny_model
+
+            args.model = str(save_tiny_model(folder))
+        results = measure_all(args)
+    if args.json:
+        print(json.dumps(results))
+    return 0 if results else 1
+
+
+def measure_all(args: argparse.Namespace) -> list[dict[str, object]]:
+    """Every engine at every dtype and thread count; prints a table for each of those unless JSON is wanted."""
     pythons = {engine: interpreter_of(engine, args) for engine in args.engines}
     for engine in (engine for engine, python in pythons.items() if python is None):
         print(f"{engine} is not installed (make install-engines): left out", file=sys.stderr)
-    results = []
+    results: list[dict[str, object]] = []
     for dtype in args.dtypes:
         for threads in args.threads:
             title = f"{dtype}, {threads} thread{'s' if threads > 1 else ''}"
@@ -116,9 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"outputs of {args.min_output}–{args.max_output}, {args.in_flight} in flight"
                 )
                 show(rows)
-    if args.json:
-        print(json.dumps(results))
-    return 0
+    return results
 
 
 if __name__ == "__main__":

@@ -81,3 +81,10 @@ def test_weight_delta() -> None:
     assert [row["step"] for row in rows] == [1, 2]
     assert all(0 < row["changed_share"] < 0.2 and row["ratio"] > 5 for row in rows)
     assert all(row["apply_mb_s"] > 0 for row in rows)
+
+
+def test_rollout() -> None:
+    rows = quick("rollout.py", "--engines", "hf", "generate", "--dtypes", "float32")
+    assert [row["name"] for row in rows] == ["argosy hf", "model.generate, 4 padded"]
+    assert rows[0]["tokens"] == rows[1]["tokens"] > 0
+    assert all(row["tokens_per_s"] > 0 and row["cpu_seconds"] > 0 for row in rows)
