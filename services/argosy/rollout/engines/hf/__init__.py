@@ -2,7 +2,8 @@
 
 One step of the engine is: take in what waits, compute the prompts' keys and values (once per distinct prompt), then
 decode one token for every running sample. A sample enters decode with the *last* token of its prompt, so that prefill
-never samples and a prompt shared by n samples is computed once and copied into their slots.
+never samples and a prompt shared by n samples is computed once and copied into their slots. A prompt that is longer than
+a step may compute comes in pieces, with decode steps in between.
 
     noise.py      uniform numbers keyed by (seed, purpose, sample id, token position)
     filters.py    top-k, top-p, min-p
@@ -13,7 +14,9 @@ never samples and a prompt shared by n samples is computed once and copied into 
     prefixes.py   keys and values of prompts, shared by the samples of a group
     attention.py  the attention function that transformers calls
     loading.py    model folder → checked model
+    native/       the passes of Llama-like models in compiled code, where it can be (docs/adr/0021)
     runner.py     prefill and decode passes
+    selfcheck.py  both of those against the plain model, at start
     scheduler.py  who runs, who waits
     engine.py     the step, and the thread that repeats it
     options.py    settings
