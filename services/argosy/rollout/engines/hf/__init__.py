@@ -2,7 +2,7 @@
 
 One step of the engine is: take in what waits, compute the prompts' keys and values (once per distinct prompt), then
 decode one token for every running sample. A sample enters decode with the *last* token of its prompt, so that prefill
-never samples and a prompt shared by n samples is computed once and copied into their slots. A prompt that is longer than
+never samples and a prompt shared by n samples is computed once and copied into their slots. A prompt longer than what
 a step may compute comes in pieces, with decode steps in between.
 
     noise.py      uniform numbers keyed by (seed, purpose, sample id, token position)
