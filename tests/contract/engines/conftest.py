@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from argosy.modeling.tiny import save_tiny_model
+from argosy.roles.rollout import Rollout
 from argosy.rpc.clients.rollout import RolloutClient
 from argosy.types.ids import PolicyVersion
 from argosy.weightsync import Snapshot, find_tied
@@ -86,7 +87,7 @@ async def rollout(served: Served) -> AsyncIterator[RolloutClient]:
 class Weights:
     """Gives a server new weights, and its own back at the end."""
 
-    def __init__(self, rollout: RolloutClient, form: Form, base: dict[str, Any]) -> None:
+    def __init__(self, rollout: Rollout, form: Form, base: dict[str, Any]) -> None:
         self._rollout = rollout
         self._form = form
         self._base = base

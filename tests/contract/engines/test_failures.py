@@ -67,7 +67,9 @@ async def test_d6_a_frozen_engine_behind_a_server_that_lives(served: Served, rol
     assert len(await ask(rollout, [request(0)])) == 1
 
 
-@pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "simulated"])
+@pytest.mark.parametrize(
+    "engine", [pytest.param("hf", marks=pytest.mark.chaos), *(one for one in ENGINES if one not in ("hf", "simulated"))]
+)
 async def test_d6_a_killed_engine_fails_its_samples_and_ends_its_server(engine: str, model: Model) -> None:
     reason = missing(engine)
     if reason:

@@ -227,6 +227,7 @@ async def test_what_an_engine_declares_is_what_it_does(served: Served, rollout: 
     assert told["engine"] == served.engine
     assert {*told["sampling"].split(",")} == limits.sampling
     assert told["deterministic"] == str(limits.deterministic).lower()
+    assert {*told["transports"].split(",")} == limits.transports
     assert told["log_probs"] == "processed"
     values: dict[str, Any] = {
         "top_k": 3, "top_p": 0.5, "min_p": 0.2, "repetition_penalty": 1.2, "min_tokens": 2, "stop_token_ids": (7,),
