@@ -116,7 +116,7 @@ def warm_up() -> None:
     give_back(borrow())
 
 
-async def close_idle() -> None:
+def close_idle() -> None:
     """End the workers that wait."""
     with _lock:
         workers, _idle[:] = list(_idle), []
