@@ -49,6 +49,26 @@ class MasterOptimizer:
         self.skipped_steps = 0
         """Since the start of the run."""
         self.consecutive_skips = 0
+        self._keeps_gradients = False
+
+    def reserve(self) -> None:
+        """Take the memory of gradients and moments now, and keep that of the gradients from step to step.
+
+        Made one by one between activations that come and go, they would leave gaps in the heap that later activations
+        don't fit into. Where AdamW's state isn't that of PyTorch's, only the gradients are made. Repeating does no harm.
+        """
+        if self._keeps_gradients:
+            return
+        self._keeps_gradients = True
+        self._gradients()
+        if not self._kind.full_precision or self._options.override.get("amsgrad"):
+            return
+        for parameter in self._parameters.values():
+            if not self._adam.state.get(parameter):
+                self._adam.state[parameter] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                    **{key: torch.zeros_like(parameter.detach()) for key in ("exp_avg", "exp_avg_sq")},
+                }
 
     @property
     def torch_optimizer(self) -> torch.optim.Optimizer:
@@ -80,8 +100,8 @@ class MasterOptimizer:
         return StepOutcome(float(norm), self._changed_share(before), skipped=False)
 
     def zero_grad(self) -> None:
-        """Drop all gradients."""
-        self._adam.zero_grad(set_to_none=True)
+        """Drop all gradients; after `reserve` they are set to 0 in their place."""
+        self._adam.zero_grad(set_to_none=not self._keeps_gradients)
 
     def _gradients(self) -> list[Tensor]:
         """All gradients; a parameter that no row reached has a gradient of 0 and not none (momentum still acts)."""

@@ -17,6 +17,7 @@ class WeightCasts:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, ...], Tensor] = {}
+        self._wanted: dict[tuple[int, ...], tuple[Sequence[Tensor], torch.dtype]] = {}
         self._depth = 0
 
     @property
@@ -26,9 +27,16 @@ class WeightCasts:
 
     @contextmanager
     def fixed(self) -> Iterator[None]:
-        """Within it no weight changes; what was cast is kept until its end. Scopes may be nested."""
+        """Within it no weight changes; what was cast is kept until its end. Scopes may be nested.
+
+        What earlier scopes asked for is cast at once: made between activations that come and go, the casts would leave
+        gaps in the heap.
+        """
         self._depth += 1
         try:
+            if self._depth == 1:
+                for weights, dtype in list(self._wanted.values()):
+                    self.get(weights, dtype)
             yield
         finally:
             self._depth -= 1
@@ -48,4 +56,5 @@ class WeightCasts:
                 part.copy_(weight.detach())
             if self._depth:
                 self._kept[key] = found
+                self._wanted[key] = (tuple(weights), dtype)
         return found

@@ -111,3 +111,27 @@ def test_a_parameter_that_no_row_reached_still_follows_its_momentum() -> None:
     outcome = optimizer.step(0.1)
     assert outcome.grad_norm == 0.0
     assert parameter.item() < before
+
+
+def test_reserved_memory_changes_no_step_and_keeps_the_gradients_in_place() -> None:
+    steps = []
+    for reserved in (False, True):
+        optimizer, parameter = optimizer_over(0.5, -0.25)
+        if reserved:
+            optimizer.reserve()
+            optimizer.reserve()
+        gradient = parameter.grad
+        for slope in (1.0, -3.0, 0.5):
+            if gradient is None:
+                give(parameter, slope, 1.0)
+            else:
+                gradient.copy_(torch.tensor([slope, 1.0]))
+            optimizer.step(1e-2)
+        if reserved:
+            assert parameter.grad is gradient
+            assert not bool(parameter.grad.any())
+        steps.append((parameter.detach().clone(), optimizer.state_tensors()))
+    assert torch.equal(steps[0][0], steps[1][0])
+    assert steps[0][1].keys() == steps[1][1].keys()
+    assert all(torch.equal(value, steps[1][1][name]) for name, value in steps[0][1].items())
+    assert {name: tuple(value.shape) for name, value in steps[1][1].items()} == optimizer.expected_state()
