@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ async def test_a_full_queue_says_when_to_come_again(form: Form, make_rollout: Ma
         await collect(rollout, [request(position) for position in range(8)])
     per_second = core._ended_rate.note(core._ended_count)
     assert full.value.retry_after_s == pytest.approx(3 / per_second, rel=0.5)
-    assert (await rollout.status()).refused_sample_count == 3
+    assert (await rollout.status()).refused_sample_count == 8
     assert len(await collect(rollout, [request(position) for position in range(5)])) == 5
 
 
@@ -147,7 +148,7 @@ async def test_the_status_tells_load_cache_hits_and_capabilities(form: Form, mak
     assert status.tokens_per_second > 0
     assert (status.kv_used_tokens, status.kv_total_tokens) == (0, 8 * 64)
     assert status.engine == "hf"
-    assert dict(status.capabilities) == core.engine.capabilities.as_texts()
+    assert status.capabilities.items() >= core.engine.capabilities.as_texts().items()
     assert (status.capabilities["log_probs"], status.capabilities["sample_seeds"]) == ("processed", "true")
 
 
@@ -170,6 +171,17 @@ async def test_a_warm_up_serves_no_stale_weights(form: Form, make_rollout: MakeR
     await core.start()
     status = await (await form.rollout(core)).status()
     assert (status.state, status.version, status.generated_token_count) == ("stale", None, 0)
+
+
+async def test_a_transport_that_the_engine_lacks_is_refused(
+    form: Form, rollout_core: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poorer = replace(rollout_core.engine.capabilities, transports=frozenset({"stream", "disk"}))
+    monkeypatch.setattr(type(rollout_core.engine), "capabilities", poorer)
+    rollout = await form.rollout(rollout_core)
+    with pytest.raises(InvalidInputError, match="the engine hf takes weights by disk, stream, not by collective"):
+        await rollout.init_weight_transfer("collective", mutation())
+    await rollout.init_weight_transfer("stream", mutation())
 
 
 # --- case F1 ---------------------------------------------------------------------------------------------------------

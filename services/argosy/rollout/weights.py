@@ -10,7 +10,7 @@ from argosy.roles.weights import WeightSource
 from argosy.rollout.adapters import Adapters
 from argosy.rollout.engines.base import Engine
 from argosy.rollout.engines.updates import WeightUpdates
-from argosy.types.errors import NotFoundError, StateError
+from argosy.types.errors import InvalidInputError, NotFoundError, StateError
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import TransferOffer, WeightChunk, WeightsManifest
 from argosy.weightsync import Snapshot, build_manifest, shapes_of
@@ -41,8 +41,15 @@ class ServerWeights:
         """Held while weights are swapped or copied, which must not meet."""
 
     def init_transport(self, transport: str) -> None:
-        """Take the next updates' bytes by it. InvalidInputError on a transport that this server lacks."""
+        """Take the next updates' bytes by it. InvalidInputError on a transport that this server or its engine lacks."""
         self._updates.init_transport(transport)
+        capabilities = self._engine.capabilities
+        if transport not in capabilities.transports:
+            raise InvalidInputError(
+                f"the engine {capabilities.engine} takes weights by {', '.join(sorted(capabilities.transports))}, "
+                f"not by {transport}: set argosy.weight_sync.transport to one of these",
+                field="transport",
+            )
 
     def start(self, sync_id: str, manifest: WeightsManifest) -> None:
         """Check the manifest and make room. StateError while another update is swapped in: its bytes are needed."""

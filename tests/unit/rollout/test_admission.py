@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from argosy.rollout.engines.hf.sample import Sample
 from argosy.rollout.engines.hf.scheduler import Scheduler
+from argosy.rollout.engines.hf.slots import SlotCache
 from argosy.rollout.pulse import WINDOW_S, Pulse, Rate
 from argosy.types.errors import InvalidInputError
 from unit.rollout.support import Open, answers, loop_of, request
@@ -63,6 +65,35 @@ def test_memory_is_promised_for_the_whole_answer_and_given_back() -> None:
     assert admit(queue) == [3]  # alone, whatever it needs
     queue.preempt()
     assert admit(queue) == [3]
+
+
+def test_long_rows_leave_memory_for_fewer_of_them() -> None:
+    """S × T is bounded, and what running rows hold is kept when the rows change."""
+    cache = SlotCache(
+        layer_count=1, slot_count=8, kv_head_count=1, head_size=2, max_model_len=300, dtype=torch.float32,
+        device=torch.device("cpu"), token_count=1024,
+    )  # fmt: skip
+    assert (cache.row_count, cache.capacity) == (8, 64)
+    cache.data[:, :, 1, :60] = 7.0
+    shapes = []
+    for tokens, rows in ((65, 8), (129, 5), (130, 7), (300, 3), (20, 8)):
+        cache.reserve(tokens, rows)
+        assert cache.row_count >= rows
+        assert cache.capacity >= tokens
+        assert cache.row_count * cache.capacity <= 1024
+        shapes.append((cache.row_count, cache.capacity))
+    assert shapes == [(8, 128), (7, 144), (7, 144), (3, 300), (8, 32)]
+    assert bool((cache.data[:, :, 1, :32] == 7.0).all())
+
+
+async def test_answers_are_the_same_however_little_memory_there_is(open_rollout: Open) -> None:
+    asked = [request(k, position, max_tokens=20 + 40 * k) for k in range(4) for position in range(3)]
+    wide = await answers(await open_rollout(), asked)
+    tight_rollout = await open_rollout(kv_token_count=300)
+    tight = await answers(tight_rollout, asked)
+    assert [one.token_ids for one in tight] == [one.token_ids for one in wide]
+    data = loop_of(tight_rollout).runner.slots.data
+    assert data.shape[2] * data.shape[3] <= 300 + 15 * data.shape[2]
 
 
 async def test_more_memory_than_there_is_and_less_than_one_sample_needs_are_refused(open_rollout: Open) -> None:

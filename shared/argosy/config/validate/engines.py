@@ -14,6 +14,8 @@ from argosy.config.validate.rules import one_of
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _NAME = f"{_ROLLOUT}.name"
+AUTO = "auto"
+"""As argosy.weight_sync.transport: a transport that all have."""
 _ALWAYS = frozenset({
     "top_k", "top_p", "min_p", "min_tokens", "stop_token_ids", "stop", "include_stop_str_in_output", "ignore_eos",
 })  # fmt: skip
@@ -31,6 +33,8 @@ class EngineLimits:
     """It computes with the model's weights, so that parity with the trainer can be checked."""
     sleep_levels: tuple[int, ...] = (1, 2)
     """Values of argosy.sleep_level that it can have somewhere; on CPUs vLLM has 1 alone. Empty: it can't sleep."""
+    transports: frozenset[str] = frozenset({"stream", "collective", "shared_memory", "disk"})
+    """Values of argosy.weight_sync.transport by which it takes weights."""
     advice: str = "actor_rollout_ref.rollout.name=hf has it"
 
 
@@ -61,6 +65,12 @@ def check_engine(config: Config) -> Iterator[str]:
         yield (
             f"argosy.sleep_level: got {config.argosy.sleep_level} with argosy.colocated=true and {_NAME}={name}, which "
             + (f"can sleep at {one_of(map(str, limits.sleep_levels))}" if limits.sleep_levels else "can't sleep")
+        )
+    transport = config.argosy.weight_sync.transport
+    if transport not in (AUTO, *limits.transports):
+        yield (
+            f"argosy.weight_sync.transport: got {transport!r} with {_NAME}={name}, which takes weights by "
+            f"{one_of(sorted(limits.transports))}; or set {AUTO}"
         )
     if config.argosy.parity.enabled and not limits.computes:
         yield (

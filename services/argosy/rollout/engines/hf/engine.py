@@ -206,10 +206,12 @@ class Engine:
             return
         self._settings = None
         entries, owners = self._entries_for(admitted)
-        self.runner.slots.reserve(max(len(sample.prefix) for sample in admitted) + 1)
+        for sample in admitted:
+            sample.cached = len(sample.prefix)
+        running = self.scheduler.running
+        self.runner.slots.reserve(max(sample.cached for sample in running) + 1, len(running))
         for sample in admitted:
             prefix = sample.prefix
-            sample.cached = len(prefix)
             if not prefix:
                 continue
             self.runner.slots.fill(sample.slot, entries[prefix])

@@ -18,15 +18,14 @@ class Scheduler:
         max_waiting: Most waiting samples; more is OverloadedError.
         deterministic: Admit in (purpose, sample id) order, and one batch of `add` after another, so that who shares a
             batch depends on nothing but the requests. Priorities don't count then.
-        kv_token_count: Most tokens of prompt and answer that the running samples may come to hold together, so that
-            none has to be put out again for want of memory; 0: only slots count. One sample always fits.
+        kv_token_count: Tokens of keys and values that there is memory for; 0: only slots count. The cache has equal
+            rows, so a sample fits if every running one could become as long as the longest of them may; then none has
+            to be put out again for want of memory. One sample always fits.
     """
 
     def __init__(self, *, slot_count: int, max_waiting: int, deterministic: bool, kv_token_count: int = 0) -> None:
         self._slot_count = slot_count
         self._kv_token_count = kv_token_count
-        self._promised = 0
-        """Tokens that the running samples may come to hold."""
         self._max_waiting = max_waiting
         self._deterministic = deterministic
         self._cohort = 0
@@ -79,7 +78,6 @@ class Scheduler:
                 break
             token_budget -= tokens
             cohort, _ = self.waiting.popleft()
-            self._promised += sample.most_tokens
             self._running_cohort = cohort
             sample.slot = len(self.running)
             self.running.append(sample)
@@ -99,12 +97,12 @@ class Scheduler:
     def _has_memory_for(self, sample: Sample) -> bool:
         if not self._kv_token_count or not self.running:
             return True
-        return self._promised + sample.most_tokens <= self._kv_token_count
+        longest = max(sample.most_tokens, *(running.most_tokens for running in self.running))
+        return longest * (len(self.running) + 1) <= self._kv_token_count
 
     def release(self, sample: Sample) -> Sample | None:
         """Free a running sample's slot. The last row's sample, if another, takes it and is returned: copy its row."""
         last = self.running.pop()
-        self._promised -= sample.most_tokens
         moved = None
         if last is not sample:
             self.running[sample.slot] = last
@@ -122,7 +120,6 @@ class Scheduler:
             sample.slot, sample.cached = -1, 0
             self.waiting.appendleft((cohort or 0, sample))
         self.running = []
-        self._promised = 0
         self._running_cohort = None
         return samples
 
