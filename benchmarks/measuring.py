@@ -122,6 +122,11 @@ def trainer_options(model: str, **fields: Any) -> Any:
     return TrainerOptions(source, update_limit=limit, log_prob_limit=limit, **fields)
 
 
+def progress(text: str) -> None:
+    """One line on stderr: what begins now. Results go to stdout."""
+    print(f"… {text}", file=sys.stderr, flush=True)
+
+
 def matmul_rate(dtype: Any, size: int, repeats: int = 5) -> float:
     """FLOP/s of one big square matrix product on this machine, now."""
     import torch

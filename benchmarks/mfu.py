@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from measuring import DEFAULT_MODEL, make_batch, matmul_rate, trainer_options
+from measuring import DEFAULT_MODEL, make_batch, matmul_rate, progress, trainer_options
 
 BACKWARD_TO_FORWARD = 2
 """The backward of a product is two products of its size."""
@@ -79,7 +79,9 @@ def measure(args: argparse.Namespace, dtype: str) -> Measured:
     model = backend.model_for_export()
     batch = make_batch([(args.prompt, [args.answer] * args.group)] * args.prompts, model.config.vocab_size)
     loss, normalizer = LossConfig(), global_normalizer(batch)
+    progress(f"{dtype}: the yardstick")
     rates = [matmul_rate(getattr(torch, dtype), args.matmul_size)]
+    progress(f"{dtype}: forward and backward, once uncounted and {args.repeats} times")
     backend.forward_backward(batch, loss, normalizer)
     found = []
     for _ in range(args.repeats):
@@ -98,7 +100,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL, help="Hugging Face folder")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"], choices=["bfloat16", "float32"])
-    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--group", type=int, default=8, help="answers per prompt, which they share")
     parser.add_argument("--prompt", type=int, default=48, help="tokens of a prompt")
     parser.add_argument("--answer", type=int, default=64, help="tokens of an answer")
@@ -106,7 +108,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--chunk-tokens", type=int, default=1024, help="tokens whose logits exist at one time")
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
     parser.add_argument("--matmul-size", type=int, default=2048, help="rows and columns of the yardstick")
-    parser.add_argument("--repeats", type=int, default=3, help="the best counts")
+    parser.add_argument("--repeats", type=int, default=2, help="the best counts")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="a tiny random model")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import DEFAULT_MODEL, make_batch
+from measuring import DEFAULT_MODEL, make_batch, progress
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,7 @@ def timed(name: str, whole: Callable[[], int], model: Any, repeats: int) -> Meas
     """The best of some runs after one that isn't counted."""
     found = []
     rows = 0
+    progress(f"{name}: once uncounted and {repeats} times")
     for _ in range(repeats + 1):
         model.model.zero_grad(set_to_none=True)
         begun = time.perf_counter()
@@ -160,7 +161,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL, help="Hugging Face folder")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"], help="of compute")
-    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--group", type=int, default=8, help="answers per prompt")
     parser.add_argument("--prompt", type=int, default=64, help="longest prompt; the shortest has half of it")
     parser.add_argument("--mu", type=float, default=3.9, help="of the answers' log-length: e^3.9 = 49 tokens")

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from measuring import DEFAULT_MODEL, make_batch, trainer_options
+from measuring import DEFAULT_MODEL, make_batch, progress, trainer_options
 
 DEADLINE_S = 3600.0
 
@@ -126,12 +126,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL, help="Hugging Face folder")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"], help="of compute")
-    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--group", type=int, default=8, help="answers per prompt")
     parser.add_argument("--prompt", type=int, default=48, help="tokens of a prompt")
     parser.add_argument("--answer", type=int, default=64, help="tokens of an answer")
     parser.add_argument("--micro-batch-tokens", type=int, default=1024)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="a tiny random model")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -148,7 +148,9 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     process = context.Process(target=hold, args=(args, other))
     process.start()
     other.close()
+    progress(f"{args.repeats + 1} updates in the trainer's process")
     address, direct = pipe.recv()
+    progress(f"{args.repeats + 1} updates through gRPC")
     outside, empty = asyncio.run(call(args, address))
     pipe.send("done")
     inside = pipe.recv()

@@ -1,9 +1,10 @@
 """Peak memory of log-probs, loss and backward over growing micro-batches: ours beside a plain Hugging Face forward.
 
     python benchmarks/trainer_memory.py
+    python benchmarks/trainer_memory.py --tokens 1024 2048 4096 8192 16384 32768     # many minutes
 
 The plain side holds float32 logits [tokens, vocabulary], as a straightforward trainer does. Each measurement is a
-process of its own; its peak is compared with its resident memory once the model is loaded and the gradients exist, so
+process of its own; its peak is compared with its resident memory once the model is loaded and the gradients (of ours also the moments) exist, so
 the figures are what one micro-batch adds. With checkpointing a layer keeps its input [tokens, hidden] in float32 and
 everything else is computed again: that size is known, and what is left beyond it should not grow with the tokens.
 """
@@ -20,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from measuring import DEFAULT_MODEL, current_bytes, make_batch, peak_bytes, trainer_options
+from measuring import DEFAULT_MODEL, current_bytes, make_batch, peak_bytes, progress, trainer_options
 
 FLOAT32_BYTES = 4
 
@@ -70,8 +71,7 @@ def measure_ours(args: argparse.Namespace, tokens: int) -> Measured:
     )
     backend = SingleProcessBackend(options)
     model = backend.model_for_export()
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
+    backend.reserve()
     batch = make_batch(_groups(tokens, args.length), model.config.vocab_size)
     loss, normalizer = LossConfig(), global_normalizer(batch)
     before = current_bytes()
@@ -121,8 +121,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL, help="Hugging Face folder")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384, 32768])
-    parser.add_argument("--plain-up-to", type=int, default=8192, help="most tokens on the plain side: it must fit")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
+    parser.add_argument("--plain-up-to", type=int, default=2048, help="most tokens on the plain side: it must fit")
     parser.add_argument("--length", type=int, default=512, help="tokens of a sequence")
     parser.add_argument("--chunk-tokens", type=int, default=1024, help="tokens whose logits exist at one time")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"], help="of compute")
@@ -183,8 +183,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = []
         for tokens in args.tokens:
             for side in ("ours", "plain") if tokens <= args.plain_up_to else ("ours",):
+                progress(f"{side}: {tokens} tokens")
                 rows.append(in_own_process(args, side, tokens))
-                print(rows[-1], file=sys.stderr, flush=True)
     print(json.dumps([asdict(row) | {"added": row.added} for row in rows]) if args.json else report(rows, args))
     return 0
 

@@ -74,10 +74,14 @@ class SingleProcessBackend:
             rows = plan_micro_batches(part.ragged("prompt_ids"), part.ragged("response_ids"), limit)
             return [(micro_batch, 1.0) for micro_batch in rows]
 
-        if not self._options.offload.optimizer:  # else the state is elsewhere between steps
-            self._optimizer.reserve()
+        self.reserve()
         with self._model.weights_fixed():
             return accumulate(self._compute, batch, loss, normalizer, plan) | self._compute.collected()
+
+    def reserve(self) -> None:
+        """Take the memory of gradients and optimizer state now, below that of activations. Repeating does no harm."""
+        if not self._options.offload.optimizer:  # else the state is elsewhere between steps
+            self._optimizer.reserve()
 
     def optim_step(self, rate: float) -> StepOutcome:
         """Clip, step, drop the gradients."""
