@@ -1,6 +1,6 @@
-"""The fast decode step of Llama-like models on CPUs: a small C++ library, compiled where it runs.
+"""The passes of Llama-like models on CPUs in compiled code: a small C++ library, compiled where it runs.
 
-    decode.cpp   the step and the sampler, over AVX-512 and AMX
+    decode.cpp   a pass and the sampler, over AVX-512 and AMX
     layout.py    the structures that it reads, for ctypes
     compiler.py  source → shared library, once per machine; None where there is no compiler or the CPU can't
     model.py     a Hugging Face module's weights as the library reads them

@@ -32,7 +32,7 @@ def load_library() -> ctypes.CDLL | None:
     """The library, compiled if it isn't kept already; None if it can't run or be made here (the log says why)."""
     flags = _cpu_flags()
     if not flags >= _NEEDED_CPU_FLAGS:
-        _LOG.info("the fast decode step needs a CPU with AVX-512; using the model's own code")
+        _LOG.info("the compiled passes need a CPU with AVX-512; using the model's own code")
         return None
     compiler = os.environ.get("CXX") or next(filter(shutil.which, _COMPILERS), None)
     if compiler is None:
@@ -43,9 +43,9 @@ def load_library() -> ctypes.CDLL | None:
         declare(library)
         return library
     except subprocess.CalledProcessError as error:
-        _LOG.warning("%s can't compile the fast decode step: %s", compiler, error.stderr.strip()[-2000:])
+        _LOG.warning("%s can't compile the compiled passes: %s", compiler, error.stderr.strip()[-2000:])
     except (OSError, subprocess.SubprocessError) as error:
-        _LOG.warning("the fast decode step can't be compiled: %s", error)
+        _LOG.warning("the compiled passes can't be compiled: %s", error)
     return None
 
 
@@ -65,10 +65,18 @@ def _compiled(compiler: str, cpu_flags: set[str]) -> Path:
 
 
 def _cache_folder() -> Path:
-    """Only its owner may write there: what lies in it is run."""
+    """Where the library is kept; for this process only where that can't be written to."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "argosy" / "kernels"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        kept = folder.stat()
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="argosy-kernels-"))
+    if kept.st_uid != os.getuid() or kept.st_mode & 0o022 or not os.access(folder, os.W_OK):
+        # What lies there is run: nobody else may have put it there.
+        _LOG.warning("%s isn't this user's alone: the passes are compiled anew at each start", folder)
+        return Path(tempfile.mkdtemp(prefix="argosy-kernels-"))
     return folder
 
 

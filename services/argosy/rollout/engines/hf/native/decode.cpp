@@ -365,13 +365,22 @@ void take_head(const float* y, int64_t P, int64_t D, const W* weight, float eps,
   }
 }
 
+constexpr int64_t kAhead = 16;  // tokens
+
+inline void prefetch_near(const void* from, int64_t lines) {
+  const char* p = static_cast<const char*>(from);
+  for (int64_t i = 0; i < lines; ++i) _mm_prefetch(p + i * kLine, _MM_HINT_T0);
+}
+
 // C queries (heads of one group) against one row's keys and values; scores [C][stride]; out [C][D] in W.
 template <typename W, int DB, int C>
 void attend(const float* q, const W* keys, const W* values, int64_t step, int64_t begin, int64_t end, float* scores,
             int64_t stride, W* out) {
-  constexpr int64_t D = DB * kLanes;
+  constexpr int64_t D = DB * kLanes, kLines = (D * sizeof(W) + kLine - 1) / kLine;
   const int64_t count = end - begin;
   for (int64_t t = 0; t < count; ++t) {
+    // A head's numbers of successive tokens lie apart: too far for the hardware to see the pattern.
+    if (t + kAhead < count) prefetch_near(keys + (begin + t + kAhead) * step, kLines);
     __m512 key[DB];
 #pragma GCC unroll 8
     for (int i = 0; i < DB; ++i) key[i] = load16(keys + (begin + t) * step + i * kLanes);
@@ -383,6 +392,7 @@ void attend(const float* q, const W* keys, const W* values, int64_t step, int64_
       scores[c * stride + t] = _mm512_reduce_add_ps(sum);
     }
   }
+  for (int64_t t = 0; t < std::min(kAhead, count); ++t) prefetch_near(values + (begin + t) * step, kLines);
   float total[C];
   for (int c = 0; c < C; ++c) {
     float* row = scores + c * stride;
@@ -403,6 +413,7 @@ void attend(const float* q, const W* keys, const W* values, int64_t step, int64_
 #pragma GCC unroll 8
     for (int i = 0; i < DB; ++i) acc[c][i] = _mm512_setzero_ps();
   for (int64_t t = 0; t < count; ++t) {
+    if (t + kAhead < count) prefetch_near(values + (begin + t + kAhead) * step, kLines);
     __m512 value[DB];
 #pragma GCC unroll 8
     for (int i = 0; i < DB; ++i) value[i] = load16(values + (begin + t) * step + i * kLanes);
