@@ -131,6 +131,17 @@ class LoraAdapter:
                 found[name.replace(f"{_BASE}.", ".")] = tensor
         return found
 
+    def portions(self, state: Mapping[str, Tensor]) -> dict[str, list[str]]:
+        """Name that `merged` gives → the names in `state` that it needs for that, the weight itself first."""
+        found: dict[str, list[str]] = {}
+        for name in state:
+            module, base, _ = name.rpartition(_BASE)
+            if base and name == f"{module}{_BASE}.weight":
+                found[f"{module}.weight"] = [name, module + _A, module + _B]
+            elif not name.endswith((_A, _B)):
+                found[name.replace(f"{_BASE}.", ".")] = [name]
+        return found
+
     def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         """Write the adapter in peft's format (adapter_config.json, adapter_model.safetensors) below `folder`."""
         named = {f"{_PEFT_PREFIX}{name}": tensor for name, tensor in self.own(state).items()}

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from argosy.trainer.backends import Backend
+from argosy.trainer.backends.base import Gathering
 from argosy.types.errors import NotFoundError, StateError
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import AdapterSpec, WeightChunk, WeightsForm, WeightsManifest
@@ -82,6 +83,12 @@ class PublishedWeights:
         reuse = self._kept[form].snapshot if form in self._kept else None
         if form is WeightsForm.ADAPTER:
             return self._freeze_adapter(backend, lineage, step, reuse)
+        if form is WeightsForm.MERGED and isinstance(backend, Gathering):
+            forms = backend.weight_forms()
+            if forms is not None:
+                return Snapshot.gather(
+                    lineage, step, forms[0], backend.weights_into, forms[1], self._dtype, reuse, delta=self._delta
+                )
         weights, tied = backend.weights() if form is WeightsForm.MERGED else backend.base_weights()
         return Snapshot.freeze(lineage, step, weights, tied=tied, dtype=self._dtype, reuse=reuse, delta=self._delta)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -17,8 +17,9 @@ from argosy.trainer.optimizer import StepOutcome
 from argosy.trainer.state import BackendState
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.records import GlobalNormalizer, LossConfig
+from argosy.weightsync.freezing import Put, TensorForm
 
-__all__ = ["Backend", "BackendState"]
+__all__ = ["Backend", "BackendState", "Gathering"]
 
 
 class Backend(Protocol):
@@ -104,4 +105,19 @@ class Backend(Protocol):
 
     def memory_metrics(self) -> dict[str, float]:
         """perf/…"""
+        ...
+
+
+@runtime_checkable
+class Gathering(Protocol):
+    """A backend whose weights are spread, and can be gathered one by one: nobody then holds all of them beside the
+    copy that they go into."""
+
+    def weight_forms(self) -> tuple[dict[str, TensorForm], dict[str, str]] | None:
+        """What `weights_into` will bring, in order, and the tied names: redundant → owner. None if it can't."""
+        ...
+
+    def weights_into(self, put: Put) -> None:
+        """Gather each of the weights of `weights`, tied ones once, and give it to `put` before the next. Where there
+        are ranks it is a collective, and `put` is called on rank 0 only."""
         ...

@@ -42,6 +42,7 @@ from argosy.trainer.sharded import local
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.errors import ConfigError
 from argosy.types.records import GlobalNormalizer, LossConfig
+from argosy.weightsync.freezing import Put, TensorForm, form_of
 from argosy.weightsync.tensors import find_tied
 
 
@@ -157,6 +158,25 @@ class FsdpBackend:
         if self._adapter is not None:
             found = self._adapter.merged(found)
         return found | {name: found[owner] for name, owner in self._tied.items()}, dict(self._tied)
+
+    def weight_forms(self) -> tuple[dict[str, TensorForm], dict[str, str]]:
+        """Names, shapes and dtypes of the whole weights; no rank has to send anything for that."""
+        state = self._hf_state()
+        return {name: form_of(state[names[0]]) for name, names in self._portions(state).items()}, dict(self._tied)
+
+    def weights_into(self, put: Put) -> None:
+        """Gather, merge and hand over one weight after another; on rank 0 at most one is whole at a time."""
+        dtype = getattr(torch, self._options.publish_dtype) if self._adapter is None else None
+        state = self._hf_state()
+        for names in self._portions(state).values():
+            found = self._gathered({name: state[name] for name in names}, dtype)
+            if self._rank == 0:
+                merged = found if self._adapter is None else self._adapter.merged(found)
+                for name, tensor in merged.items():
+                    put(name, tensor)
+
+    def _portions(self, state: Mapping[str, Tensor]) -> dict[str, list[str]]:
+        return {name: [name] for name in state} if self._adapter is None else self._adapter.portions(state)
 
     @property
     def adapter_form(self) -> AdapterForm | None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from argosy.trainer.backends.base import BackendState
+from argosy.trainer.backends.base import BackendState, Gathering
 from argosy.trainer.lora import AdapterForm
 from argosy.trainer.optimizer import StepOutcome
 from argosy.trainer.options import TrainerOptions
@@ -22,6 +22,7 @@ from argosy.trainer.ranks.rendezvous import Rendezvous, open_store
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.errors import ArgosyError
 from argosy.types.records import GlobalNormalizer, LossConfig
+from argosy.weightsync.freezing import Put, TensorForm
 
 R = TypeVar("R")
 
@@ -151,6 +152,19 @@ class RankedBackend:
         """The same on every rank."""
         assert self._local is not None
         return self._local.adapter_form
+
+    def weight_forms(self) -> tuple[dict[str, TensorForm], dict[str, str]] | None:
+        """What will come, as rank 0 knows it; None if the ranks can't gather one by one."""
+        return self._local.weight_forms() if isinstance(self._local, Gathering) else None
+
+    def weights_into(self, put: Put) -> None:
+        """Gather all weights, one after another."""
+
+        def local(backend: RankBackend) -> None:
+            assert isinstance(backend, Gathering)
+            backend.weights_into(put)
+
+        self._call("weights_into", local)
 
     def adapter_weights(self) -> dict[str, Tensor]:
         """The adapter's tensors alone, gathered here."""

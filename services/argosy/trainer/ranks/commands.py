@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from argosy.trainer.backends.base import Backend, BackendState
+from argosy.trainer.backends.base import Backend, BackendState, Gathering
 from argosy.trainer.ranks.framing import Frame
 from argosy.trainer.ranks.records import from_plain, to_plain
 from argosy.types.batch import TrajectoryBatch
@@ -84,6 +84,12 @@ def _weights(backend: RankBackend, arguments: Arguments, batch: TrajectoryBatch 
     return Answer()
 
 
+def _weights_into(backend: RankBackend, arguments: Arguments, batch: TrajectoryBatch | None) -> Answer:
+    assert isinstance(backend, Gathering)
+    backend.weights_into(lambda name, tensor: None)  # is called on rank 0 only
+    return Answer()
+
+
 def _adapter_weights(backend: RankBackend, arguments: Arguments, batch: TrajectoryBatch | None) -> Answer:
     backend.adapter_weights()
     return Answer()
@@ -130,6 +136,7 @@ COMMANDS: dict[str, Command] = {
     "offload": _offload,
     "onload": _onload,
     "weights": _weights,
+    "weights_into": _weights_into,
     "adapter_weights": _adapter_weights,
     "base_weights": _base_weights,
     "state": _state,
