@@ -97,12 +97,21 @@ def test_the_stub_of_torchvision_can_be_imported_and_not_used(tmp_path: Path) ->
 
 
 def test_weights_are_held_until_the_next(tmp_path: Path) -> None:
-    folders = WeightFolders()
-    first = folders.write({"a": torch.arange(6.0).reshape(2, 3).T})
+    """Another process reads them through the folder, and no byte is on a disk."""
+    folders = WeightFolders(tmp_path)
+    matrix = torch.arange(6.0).reshape(2, 3).T
+    first = folders.write({"a": matrix})
     folders.keep(first)
+    program = "import sys; from safetensors.torch import load_file as f; print(f(sys.argv[1])['a'].tolist())"
+    seen = subprocess.run(
+        [sys.executable, "-c", program, str(first / "model.safetensors")], capture_output=True, text=True, check=True
+    )
+    assert seen.stdout.strip() == str(matrix.tolist())
+    assert (first / "model.safetensors").is_symlink()
     second = folders.write({"a": torch.zeros(1)})
-    assert torch.equal(folders.read()["a"], torch.arange(6.0).reshape(2, 3).T)
+    held = folders.read()["a"]
     folders.keep(second)
+    assert torch.equal(held, matrix), "what was read outlives the file"
     assert not first.exists()
     folders.drop(second)
     assert not second.exists()

@@ -15,7 +15,7 @@ from argosy.types.records import TensorSpec
 from argosy.weightsync.crc import to_hex
 from argosy.weightsync.manifest import TensorShape
 
-_DTYPES = {
+DTYPES = {
     "F64": "float64",
     "F32": "float32",
     "BF16": "bfloat16",
@@ -130,10 +130,10 @@ class ModelFolder:
                     raise InvalidInputError(f"{file} is not a safetensors file: {error}") from error
             header.pop("__metadata__", None)
             for name, told in header.items():
-                if told["dtype"] not in _DTYPES:
+                if told["dtype"] not in DTYPES:
                     raise InvalidInputError(f"{file}: tensor {name!r} has dtype {told['dtype']}, which can't be sent")
                 start, stop = (8 + size + offset for offset in told["data_offsets"])
-                yield name, _Entry(file, start, stop, tuple(told["shape"]), _DTYPES[told["dtype"]])
+                yield name, _Entry(file, start, stop, tuple(told["shape"]), DTYPES[told["dtype"]])
 
 
 def _checksum(entry: _Entry) -> int:

@@ -14,8 +14,8 @@ our rules is corrected here, never ignored:
   * repetition_penalty counts other tokens than ours: refused;
   * with top-k and top-p together, its top-p counts probabilities before top-k: the log-probs are of what it samples.
 
-Weights go to it as one safetensors file in memory (/dev/shm) and its `update_weights_from_disk`: no pickle, no second
-process group that could hang, and every tensor-parallel rank reads for itself. Samples in flight are retracted before,
+Weights go to it as one safetensors file in memory and its `update_weights_from_disk`: no pickle, no second process
+group that could hang, and every tensor-parallel rank reads for itself. Samples in flight are retracted before,
 and their keys and values are computed anew under the new weights.
 
     options.py    what can be set
@@ -71,6 +71,8 @@ def options_of(config: Config, *, start_stale: bool = True) -> SglangOptions:
         max_model_len=config.actor_rollout_ref.rollout.max_model_len
         or config.data.max_prompt_length + config.data.max_response_length,
         prefill_token_budget=service.prefill_token_budget,
+        max_waiting=service.max_waiting,
+        health_timeout_s=service.stall_timeout_s,
         kv_tokens=service.sglang.kv_tokens,
         filter_tokens=service.sglang.filter_tokens,
         arguments=service.sglang.arguments,

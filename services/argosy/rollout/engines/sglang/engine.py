@@ -109,7 +109,7 @@ class SglangEngine:
         self._own: PolicyVersion | None = None
         self._version: PolicyVersion | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="argosy-sglang-"))
-        self._weights = WeightFolders()
+        self._weights = WeightFolders(self._folder)
         self._server: ServerProcess | None = None
         self._client: SglangClient | None = None
         self._watch: asyncio.Task[None] | None = None

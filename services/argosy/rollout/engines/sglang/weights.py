@@ -1,28 +1,43 @@
-"""Weights as a file in memory, from which the server reads them."""
+"""Weights as files in memory, from which the server reads them: nothing on a disk, nothing left behind by a crash."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import struct
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from argosy.rollout.engines.folder import DTYPES
 from argosy.types.errors import StorageError, storage_error
+from argosy.weightsync.tensors import bytes_of, dtype_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MEMORY = Path("/dev/shm")
 _NAME = "model.safetensors"
-_SPARE = 1.05
+_ALIGNMENT = 64
+"""Bytes; readers may map tensors where they lie."""
+_DTYPE_NAMES = {ours: theirs for theirs, ours in DTYPES.items()}
 
 
 class WeightFolders:
-    """Folders with one version each: the newest is kept, to be passed on."""
+    """Folders with one version each; the newest is kept, to be passed on.
 
-    def __init__(self) -> None:
+    A folder holds a link to an anonymous file of this process, which lives as long as the process keeps it open. Other
+    processes of the same user can open it through the link.
+
+    Args:
+        parent: Where the folders are made; they hold no more than a link each.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        self._parent = parent
         self._held: Path | None = None
+        self._open: dict[Path, int] = {}
 
     @property
     def held(self) -> Path | None:
@@ -30,19 +45,19 @@ class WeightFolders:
         return self._held
 
     def write(self, tensors: Mapping[str, Tensor]) -> Path:
-        """A new folder with these tensors, in memory if they fit there. Takes as long as a copy: not on the loop.
+        """A new folder with these tensors. Takes as long as a copy: not on the loop.
 
         Raises:
             StorageError: there is no room.
         """
-        from safetensors.torch import save_file
-
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        folder = Path(tempfile.mkdtemp(prefix="argosy-sglang-", dir=_place_for(size)))
+        folder = Path(tempfile.mkdtemp(prefix="weights-", dir=self._parent))
+        descriptor = os.memfd_create("argosy-weights", os.MFD_CLOEXEC)
+        self._open[folder] = descriptor
         try:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / _NAME)
+            (folder / _NAME).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+            _write_safetensors(descriptor, tensors)
         except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
+            self.drop(folder)
             raise storage_error(error, folder) from error
         return folder
 
@@ -52,9 +67,13 @@ class WeightFolders:
         self._held = folder
 
     def drop(self, folder: Path | None) -> None:
-        """Remove a folder."""
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        """Remove a folder and give its memory back."""
+        if folder is None:
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        descriptor = self._open.pop(folder, None)
+        if descriptor is not None:
+            os.close(descriptor)
         if folder == self._held:
             self._held = None
 
@@ -68,7 +87,23 @@ class WeightFolders:
         return tensors
 
 
-def _place_for(size: int) -> Path:
-    if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > size * _SPARE:
-        return _MEMORY
-    return Path(tempfile.gettempdir())
+def _write_safetensors(descriptor: int, tensors: Mapping[str, Tensor]) -> None:
+    """The safetensors format: length of the header, the header as JSON, bytes. (Its own writer makes a temporary file
+    and renames it, which an anonymous file doesn't allow.)"""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _DTYPE_NAMES[dtype_name(tensor)], "shape": list(tensor.shape), "data_offsets": [start, end]
+        }  # fmt: skip
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+    _write_all(descriptor, memoryview(struct.pack("<Q", len(text)) + text))
+    for tensor in tensors.values():
+        _write_all(descriptor, bytes_of(tensor).data)
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

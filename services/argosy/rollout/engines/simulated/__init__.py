@@ -41,6 +41,7 @@ def options_of(config: Config, *, start_stale: bool = True) -> SimulatedOptions:
     return SimulatedOptions(
         model_path=config.actor_rollout_ref.model.path,
         slot_count=service.slot_count,
+        max_waiting=service.max_waiting,
         max_model_len=config.actor_rollout_ref.rollout.max_model_len
         or config.data.max_prompt_length + config.data.max_response_length,
         decode_ms=chosen.decode_ms,
