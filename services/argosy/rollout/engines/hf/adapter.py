@@ -123,7 +123,7 @@ class HfEngine:
                 slot_count=options.slot_count,
                 max_waiting=options.max_waiting,
                 deterministic=options.deterministic,
-                kv_token_count=self._kv_token_count,
+                kv_token_count=self._kv_token_count if self._kv_token_count < options.slot_count * max_model_len else 0,
             ),
             PrefixStore(options.prefix_token_budget),
             self._decode,
