@@ -4,9 +4,10 @@
     python benchmarks/trainer_memory.py --tokens 1024 2048 4096 8192 16384 32768     # many minutes
 
 The plain side holds float32 logits [tokens, vocabulary], as a straightforward trainer does. Each measurement is a
-process of its own; its peak is compared with its resident memory once the model is loaded and the gradients (of ours also the moments) exist, so
-the figures are what one micro-batch adds. With checkpointing a layer keeps its input [tokens, hidden] in float32 and
-everything else is computed again: that size is known, and what is left beyond it should not grow with the tokens.
+process of its own; its peak is compared with its resident memory once the model is loaded and the gradients (of ours
+also the moments) exist, so the figures are what one micro-batch adds; of ours that is also the weights in bfloat16.
+With checkpointing a layer keeps its input [tokens, hidden] in float32 and everything else is computed again: that size
+is known, and what is left beyond it should not grow with the tokens.
 """
 
 from __future__ import annotations

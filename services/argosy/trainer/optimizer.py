@@ -55,7 +55,7 @@ class MasterOptimizer:
         """Take the memory of gradients and moments now, and keep that of the gradients from step to step.
 
         Made one by one between activations that come and go, they would leave gaps in the heap that later activations
-        don't fit into. Where the state isn't that of PyTorch's AdamW, only the gradients are made. Repeating does no harm.
+        don't fit into. Where the state isn't that of PyTorch's AdamW, only gradients are made. Repeating does no harm.
         """
         if self._keeps_gradients:
             return

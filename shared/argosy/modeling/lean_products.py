@@ -79,7 +79,7 @@ class _GatedMlp(torch.autograd.Function):
         inner_slope = torch.empty_like(inner)
         gate_slope, up_slope = inner_slope.chunk(2, 1)
         torch.mul(slope, opened, out=up_slope)
-        gate_slope.copy_(torch.ops.aten.silu_backward(slope.mul_(up), gate))
+        torch.ops.aten.silu_backward.grad_input(slope.mul_(up), gate, grad_input=gate_slope)
         grad_inputs = inner_slope @ gate_up if ctx.needs_input_grad[0] else None
         of_gate_up = _weight_gradients(inner_slope, inputs, ctx.weights[:2], ctx.needs_input_grad[3:5])
         return grad_inputs, None, None, *of_gate_up, *of_down
