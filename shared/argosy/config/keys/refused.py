@@ -36,7 +36,8 @@ REFUSED: dict[str, Refused] = {
     # model
     f"{_MODEL}.target_parameters": Refused("only layers get adapters; set target_modules", neutral=(None,)),
     f"{_MODEL}.lora.merge": Refused(
-        "the engines here take merged weights, not an adapter beside them", neutral=(True,)
+        "engines merge an adapter into their weights; argosy.weight_sync.adapter_only says whether it goes alone",
+        neutral=(True,),
     ),
     f"{_MODEL}.lora.*": Refused(_LORA),
     f"{_MODEL}.external_lib": Refused("importing other modules at the start is not there yet", neutral=(None,)),
