@@ -1,10 +1,12 @@
-"""How fast weights travel: the stream transport over loopback gRPC, in one process, and a plain copy for comparison.
+"""How fast weights travel by each transport, beside memcpy and raw gloo in the same run.
 
-    python benchmarks/weightsync.py                 # tiny (0.5 MB) and 270 MB of random weights
-    python benchmarks/weightsync.py --size-mb 1000 --repeat 5
+    python benchmarks/weightsync.py                                   # 270 MB and 1 GB, 1 to 4 receivers
+    python benchmarks/weightsync.py --size-mb 270 --receivers 1 2     # less
 
-The sender is a process of its own, as in a fleet. Times are of `receive` + `finish` into reused memory, the best of
-`--repeat`; the manifest's checksums are checked on every byte.
+Sender and receivers are processes of their own, as in a fleet, with their services' threads; all receivers of a row
+receive at the same time. A time is of the slowest receiver, from the offer to the last checksum of the manifest, into
+memory that is kept from sync to sync; the best of --repeat, after one try that isn't counted. memcpy is each receiver
+copying as many bytes by itself at the same time; raw gloo is a bare loop of broadcasts over the same groups, unchecked.
 """
 
 from __future__ import annotations
@@ -12,21 +14,36 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
-import multiprocessing.connection
+import os
+import tempfile
+import threading
 import time
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 import torch
+from torch import distributed
 
-from argosy.roles.weights import WeightSource
 from argosy.rpc import weights_service
 from argosy.rpc.clients.weights import GrpcWeightSource
 from argosy.rpc.server import RpcServer
+from argosy.types.records import Mutation
 from argosy.weightsync import Snapshot, Staging
-from argosy.weightsync.transports.stream import pull as receive
+from argosy.weightsync.collective.groups import buckets, join_store, make_group, serve_store
+from argosy.weightsync.transfers import Transfers
+from argosy.weightsync.transports import SendOptions, load_transport
 
 HIDDEN = 576
 """Of SmolLM2-135M: most tensors are [576, 576] or [1536, 576]."""
+DEADLINE_S = 600.0
+BUCKET = 64 << 20
+TRANSPORTS = ("shared_memory", "collective", "stream", "disk")
+BESIDE = {"shared_memory": "memcpy", "collective": "raw gloo", "stream": "memcpy", "disk": "memcpy"}
+"""What a transport is held against."""
 
 
 def random_state(size_mb: float) -> dict[str, torch.Tensor]:
@@ -41,89 +58,189 @@ def random_state(size_mb: float) -> dict[str, torch.Tensor]:
     return state
 
 
-def serve(size_mb: float, pipe: multiprocessing.connection.Connection) -> None:
+def serve(size_mb: float, folder: str, pipe: Connection) -> None:
     """The sender's process."""
 
     async def run() -> None:
+        torch.set_num_threads(1)
         snapshot = Snapshot.freeze("benchmark", 0, random_state(size_mb))
         server = RpcServer.listen("127.0.0.1")
         names = weights_service.add_to_server(snapshot, server.server, server.gate)
         await server.start()
         await server.serve(names)
-        spare = Snapshot.freeze("benchmark", 1, snapshot.tensors())
-        begun = time.perf_counter()
-        Snapshot.freeze("benchmark", 2, snapshot.tensors(), reuse=spare)
-        pipe.send((server.address, time.perf_counter() - begun))
-        await asyncio.to_thread(pipe.recv)
+        transfers = Transfers(SendOptions(bucket_bytes=BUCKET, backend="gloo", folder=folder))
+        pipe.send((server.address, snapshot.manifest, freeze_seconds(snapshot)))
+        while (command := await asyncio.to_thread(pipe.recv)) is not None:
+            name, count, number = command
+            ctx = Mutation("benchmark", 1, str(number), DEADLINE_S)
+            if name == "raw gloo":
+                store = serve_store("127.0.0.1", DEADLINE_S)
+                pipe.send(store.port)
+                await asyncio.to_thread(raw_send, store, count, snapshot.buffer.memory)
+            else:
+                pipe.send(await transfers.open(snapshot, name, f"sync-{number}", count, ctx))
+                await asyncio.to_thread(pipe.recv)
+                await transfers.close(f"sync-{number}", ctx)
+            pipe.send("done")
+        await transfers.close_all()
         await server.stop(0)
 
     _run(run())
 
 
-async def timed(source: WeightSource, repeat: int) -> tuple[float, Staging]:
-    """Best seconds of a whole receive into reused memory."""
-    manifest = await source.get_manifest()
-    staging, best = Staging(manifest), float("inf")
-    for number in range(repeat + 1):
-        staging = Staging(manifest, reuse=staging)
-        begun = time.perf_counter()
-        await receive(source, manifest, staging, 600)
-        staging.finish()
-        if number:  # the first one met fresh memory
-            best = min(best, time.perf_counter() - begun)
-    return best, staging
+def freeze_seconds(snapshot: Snapshot) -> float:
+    """Of a freeze into kept memory, with the comparison that counts changed weights."""
+    spare = Snapshot.freeze("benchmark", 1, snapshot.tensors())
+    begun = time.perf_counter()
+    Snapshot.freeze("benchmark", 2, snapshot.tensors(), reuse=spare)
+    return time.perf_counter() - begun
 
 
-async def measure(size_mb: float, repeat: int) -> None:
-    """One row of the table."""
+def raw_send(store: Any, count: int, memory: np.ndarray[Any, Any]) -> None:
+    """Rank 0 of a pair with each receiver, side by side."""
+    threads = [threading.Thread(target=raw_move, args=(store, index, 0, memory)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def raw_move(store: Any, index: int, rank: int, memory: np.ndarray[Any, Any]) -> float:
+    """Broadcast bucket after bucket; seconds, without joining."""
+    group = make_group("gloo", store, f"raw-{index}", rank, 2, "127.0.0.1", DEADLINE_S)
+    tensor = torch.from_numpy(memory)
+    group.barrier().wait(timedelta(seconds=DEADLINE_S))
+    begun = time.perf_counter()
+    for start, stop in buckets(len(memory), BUCKET):
+        group.broadcast([tensor[start:stop]], distributed.BroadcastOptions()).wait(timedelta(seconds=DEADLINE_S))
+    seconds = time.perf_counter() - begun
+    group.barrier().wait(timedelta(seconds=DEADLINE_S))
+    return seconds
+
+
+def take(address: str, index: int, pipe: Connection) -> None:
+    """A receiver's process."""
+
+    async def run() -> None:
+        torch.set_num_threads(1)
+        source = GrpcWeightSource(address)
+        manifest = await source.get_manifest()
+        staging = Staging(manifest)
+        plain = np.zeros(staging.buffer.memory.size, np.uint8), np.ones(staging.buffer.memory.size, np.uint8)
+        pipe.send("ready")
+        while (command := await asyncio.to_thread(pipe.recv)) is not None:
+            begun = time.perf_counter()
+            if command == "memcpy":
+                np.copyto(*plain)
+            elif isinstance(command, int):
+                store = join_store(f"127.0.0.1:{command}", DEADLINE_S)
+                pipe.send(await asyncio.to_thread(raw_move, store, index, 1, plain[0]))
+                continue
+            else:
+                staging = Staging(manifest, reuse=staging)
+                await load_transport(command.transport).receive(command, source, manifest, staging, DEADLINE_S)
+                staging.finish()
+            pipe.send(time.perf_counter() - begun)
+        await source.close()
+
+    _run(run())
+
+
+class Fleet:
+    """A sender and receivers of one size."""
+
+    def __init__(self, sender: Connection, receivers: Sequence[Connection]) -> None:
+        self._sender = sender
+        self._receivers = receivers
+        self._number = 0
+
+    def time(self, name: str, count: int, repeat: int) -> float:
+        """Seconds of the slowest of `count` receivers at the same time, best of `repeat`."""
+        self._once(name, count)  # meets fresh memory
+        return min(self._once(name, count) for _ in range(repeat))
+
+    def _once(self, name: str, count: int) -> float:
+        receivers = self._receivers[:count]
+        self._number += 1
+        commands: list[Any] = ["memcpy"] * count
+        if name != "memcpy":
+            self._sender.send((name, count, self._number))
+            answer = self._sender.recv()
+            commands = [answer] * count if name == "raw gloo" else list(answer)
+        for receiver, command in zip(receivers, commands, strict=True):
+            receiver.send(command)
+        slowest = max(receiver.recv() for receiver in receivers)
+        if name not in ("memcpy", "raw gloo"):
+            self._sender.send("close")
+        if name != "memcpy":
+            self._sender.recv()
+        return float(slowest)
+
+
+@contextmanager
+def fleet(size_mb: float, count: int) -> Iterator[tuple[Fleet, float, float]]:
+    """(the fleet, bytes in GB, seconds of a freeze)."""
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=serve, args=(size_mb, there), daemon=True)
-    process.start()
-    address, freeze_s = await asyncio.to_thread(here.recv)
-    source = GrpcWeightSource(address)
-    grpc_s, staging = await timed(source, repeat)
-    await source.close()
-    here.send(None)
-    local_s, _ = await timed(Snapshot.of_staging(staging), repeat)
-    size = staging.size_bytes
-    left, right = np.ones(size, np.uint8), np.zeros(size, np.uint8)
-    copy_s = float("inf")
-    for _ in range(repeat):
-        begun = time.perf_counter()
-        np.copyto(right, left)
-        copy_s = min(copy_s, time.perf_counter() - begun)
-    print(f"{size / 1e6:8.1f} MB, {len(staging.manifest.tensors)} tensors")
-    for name, seconds in (
-        ("memcpy", copy_s),
-        ("freeze", freeze_s),
-        ("in process", local_s),
-        ("gRPC loopback", grpc_s),
-    ):
-        print(f"  {name:14} {seconds:8.4f} s {size / 1e6 / seconds:9.0f} MB/s {copy_s / seconds:6.2f} × memcpy")
-    await asyncio.to_thread(process.join, 10)
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        sender, there = context.Pipe()
+        processes = [context.Process(target=serve, args=(size_mb, folder, there))]
+        processes[0].start()
+        address, manifest, freeze_s = sender.recv()
+        receivers = []
+        for index in range(count):
+            here, there = context.Pipe()
+            processes.append(context.Process(target=take, args=(address, index, there)))
+            processes[-1].start()
+            here.recv()
+            receivers.append(here)
+        yield Fleet(sender, receivers), sum(spec.size_bytes for spec in manifest.tensors) / 1e9, freeze_s
+        for pipe in (sender, *receivers):
+            pipe.send(None)
+        for process in processes:
+            process.join(20)
+            process.kill()
 
 
-def _run(work: object) -> None:
+def measure(size_mb: float, counts: Sequence[int], repeat: int, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of one size, printed as they come."""
+    rows: list[dict[str, Any]] = []
+    with fleet(size_mb, max(counts)) as (made, size_gb, freeze_s):
+        print(f"{size_gb * 1000:.0f} MB; freeze (copy, compare, checksums) {size_gb / freeze_s:.2f} GB/s", flush=True)
+        for count in counts:
+            seconds = {name: made.time(name, count, repeat) for name in ("memcpy", "raw gloo")}
+            for name in ("memcpy", "raw gloo", *names):
+                took = seconds.get(name) or made.time(name, count, repeat)
+                row = {"mb": size_mb, "receivers": count, "transport": name, "gb_per_s": size_gb / took}
+                beside = BESIDE.get(name)
+                if beside:
+                    row |= {"ratio": seconds[beside] / took, "of": beside}
+                rows.append(row)
+                ratio = f"  {row['ratio']:5.2f} × {beside}" if beside else ""
+                print(f"  {count} × {name:14} {took:7.3f} s  {row['gb_per_s']:6.2f} GB/s each{ratio}", flush=True)
+    return rows
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
     """On uvloop where there is one, as the services run."""
     try:
         from uvloop import new_event_loop
     except ImportError:
-        asyncio.run(work)  # type: ignore[arg-type]
+        asyncio.run(work)
         return
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(work)  # type: ignore[arg-type]
+        runner.run(work)
 
 
 def main() -> None:
-    """Parse the arguments, print the table."""
+    """Parse the arguments, print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size-mb", type=float, action="append", help="sizes to measure; default 0.5 and 270")
+    parser.add_argument("--size-mb", type=float, nargs="+", default=[270.0, 1000.0], help="sizes to measure")
+    parser.add_argument("--receivers", type=int, nargs="+", default=[1, 2, 3, 4], help="how many at a time")
+    parser.add_argument("--transports", nargs="+", default=list(TRANSPORTS), choices=TRANSPORTS)
     parser.add_argument("--repeat", type=int, default=3, help="tries; the best counts")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    for size_mb in arguments.size_mb or [0.5, 270.0]:
-        _run(measure(size_mb, arguments.repeat))
+    for size_mb in arguments.size_mb:
+        measure(size_mb, arguments.receivers, arguments.repeat, arguments.transports)
 
 
 if __name__ == "__main__":

@@ -54,18 +54,25 @@ class KeptMapping:
     A sender that dies leaves its memory mapped here until another file is asked for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, writable: bool = False) -> None:
+        self._writable = writable
         self._key: tuple[str, int, str] | None = None
         self._array: ByteArray | None = None
         self._lock = threading.Lock()
 
+    def forget(self) -> None:
+        """Keep nothing; the memory goes with the last view of it."""
+        with self._lock:
+            self._array, self._key = None, None
+
     def get(self, path: str, size_bytes: int, file_id: str) -> ByteArray:
-        """As `map_file`, read-only. Raises as it does; also when the file that is mapped already has gone."""
+        """As `map_file`. Raises as it does; also when the file that is mapped already has gone."""
         with self._lock:
             key = (path, size_bytes, file_id)
             if self._array is None or key != self._key or not _is_there(path, file_id):
                 self._array = None  # before the new one: never two
-                self._array, self._key = map_file(path, size_bytes, file_id), key
+                self._array = map_file(path, size_bytes, file_id, writable=self._writable)
+                self._key = key
             return self._array
 
 

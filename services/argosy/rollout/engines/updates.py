@@ -11,7 +11,7 @@ from argosy.types.ids import PolicyVersion
 from argosy.types.records import TransferOffer, WeightsManifest
 from argosy.weightsync.manifest import ShapedLike, check_manifest
 from argosy.weightsync.staging import Staging
-from argosy.weightsync.transports import load_transport
+from argosy.weightsync.transports import load_transport, release
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,6 +109,7 @@ class WeightUpdates:
         """Free the room that is kept for the next update's bytes, unless one is under way."""
         if self._manifest is None:
             self._spare = None
+            release()
 
     def _started(self, sync_id: str) -> WeightsManifest:
         if self._manifest is None or sync_id != self._sync_id:

@@ -24,6 +24,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from argosy.weightsync.memory import KeptMapping
+
 _PR_SET_PDEATHSIG = 1
 _CHECK_THREADS = 2
 
@@ -32,6 +34,7 @@ class _Worker:
     def __init__(self) -> None:
         self._store: Any = None
         self._host = ""
+        self._mapping = KeptMapping(writable=True)
 
     def do(self, command: dict[str, Any]) -> dict[str, Any]:
         return {"open": self._open, "send": self._send, "receive": self._receive, "close": self._close}[command["op"]](
@@ -54,7 +57,7 @@ class _Worker:
         """To all groups at once; one that fails or hangs holds up no other."""
         from argosy.weightsync.collective.groups import make_group, send
 
-        memory = _mapped(command, writable=True)  # torch takes no read-only memory; nothing is written
+        memory = self._map(command)
         end = time.monotonic() + command["timeout_s"]
         backend = command["backend"]
 
@@ -77,7 +80,7 @@ class _Worker:
         from argosy.weightsync.collective.groups import join_store, make_group, own_address, receive
         from argosy.weightsync.copying import checksums
 
-        memory = _mapped(command, writable=True)
+        memory = self._map(command)
         view = memory.numpy()
         end = time.monotonic() + command["timeout_s"]
         backend, endpoint = command["backend"], command["endpoint"]
@@ -111,17 +114,15 @@ class _Worker:
             checking.join()
         return {"checksums": found}
 
+    def _map(self, command: dict[str, Any]) -> Any:
+        """The parent's buffer, [N] uint8. Writable also to send from: torch takes no read-only memory."""
+        import torch
+
+        return torch.from_numpy(self._mapping.get(command["path"], command["size_bytes"], command["file_id"]))
+
     def _close(self, command: dict[str, Any]) -> dict[str, Any]:
         self._store = None
         return {}
-
-
-def _mapped(command: dict[str, Any], *, writable: bool) -> Any:
-    import torch
-
-    from argosy.weightsync.memory import map_file
-
-    return torch.from_numpy(map_file(command["path"], command["size_bytes"], command["file_id"], writable=writable))
 
 
 def _read_commands(commands: queue.SimpleQueue[dict[str, Any]]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from typing import cast
 
 from argosy.types.errors import InvalidInputError
@@ -25,7 +26,7 @@ TRANSPORTS = {
 }
 """Name → module, imported when it is first used."""
 
-__all__ = ["TRANSPORTS", "SendOptions", "Transfer", "TransferPlan", "Transport", "load_transport"]
+__all__ = ["TRANSPORTS", "SendOptions", "Transfer", "TransferPlan", "Transport", "load_transport", "release"]
 
 
 def load_transport(name: str) -> Transport:
@@ -33,3 +34,11 @@ def load_transport(name: str) -> Transport:
     if name not in TRANSPORTS or importlib.util.find_spec(TRANSPORTS[name]) is None:
         raise InvalidInputError(f"there is no weight transport {name!r}; this build has {sorted(TRANSPORTS)}")
     return cast(Transport, importlib.import_module(TRANSPORTS[name]))
+
+
+def release() -> None:
+    """Free what transports keep for the next transfer, which then takes a little longer: memory, and processes."""
+    for module in TRANSPORTS.values():
+        kept = getattr(sys.modules.get(module), "release", None)
+        if kept is not None:
+            kept()

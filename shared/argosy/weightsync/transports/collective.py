@@ -16,7 +16,7 @@ from argosy.roles.weights import WeightSource
 from argosy.types.errors import ArgosyError, InvalidInputError
 from argosy.types.records import TransferOffer, WeightsManifest
 from argosy.weightsync.buffers import FlatBuffer
-from argosy.weightsync.collective.process import Worker, borrow, give_back
+from argosy.weightsync.collective.process import Worker, borrow, close_idle, give_back
 from argosy.weightsync.staging import Staging
 from argosy.weightsync.transports.base import SendOptions, TransferPlan, delta_metrics
 
@@ -151,3 +151,8 @@ def _memory(buffer: FlatBuffer) -> dict[str, Any]:
             "model no weights); set argosy.weight_sync.transport=stream"
         )
     return {"path": buffer.file.path, "size_bytes": buffer.memory.size, "file_id": buffer.file.file_id}
+
+
+def release() -> None:
+    """End the workers that wait for the next transfer: they map what they moved last."""
+    close_idle()

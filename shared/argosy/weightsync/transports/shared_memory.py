@@ -83,3 +83,8 @@ def _copy(offer: TransferOffer, staging: Staging, stop: threading.Event) -> None
         )
     threads = int(offer.options.get("threads", "1"))
     staging.accept(places, copy_checked(mapped, buffer.memory, places, threads=threads, stop=stop))
+
+
+def release() -> None:
+    """Unmap what was received last."""
+    _MAPPED.forget()
