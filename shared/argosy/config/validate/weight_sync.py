@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from argosy.config.schema import Config
 from argosy.config.validate.rules import one_of
 
-ADAPTER_ENGINES = ("hf",)
+ADAPTER_ENGINES = ("hf", "vllm")
 """Rollout engines that take an adapter alone (`Capabilities.adapter_sync`)."""
 _KEY = "argosy.weight_sync.adapter_only"
 

@@ -5,9 +5,12 @@
     facts.py        the model's tensors and end ids, from its folder
     arguments.py    our options as vLLM's engine arguments
     parameters.py   our sampling parameters as vLLM's
-    engine.py       requests in, events out; pause, sleep, weights
-    counts.py       how busy it is, from vLLM's statistics
-    segment.py      memory in which weights lie for the workers
+    launch.py       starts vLLM's processes
+    engine.py       the Protocol: life, pause, sleep, weights
+    flights.py      samples in flight: requests in, events out
+    counts.py       how full its cache is, from vLLM's statistics
+    weights.py      weights on their way to the workers, and our copy of them
+    segment.py      shared memory in which they lie
     worker.py       our part inside vLLM's worker processes: takes weights from the segment
     noise.py        our part inside vLLM's sampler: noise keyed by sample and position
 

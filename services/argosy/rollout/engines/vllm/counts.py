@@ -1,4 +1,4 @@
-"""How busy vLLM is, from the statistics that it makes at every step."""
+"""How full vLLM's cache is, from the statistics that it makes at every step."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from argosy.rollout.engines.hf.noise import noise_key
@@ -72,3 +72,8 @@ def to_vllm(request: GenerateRequest, *, stop_ids: Collection[int], limit: int, 
         output_kind=RequestOutputKind.DELTA,
         extra_args={EXTRA: [noise_key(params.seed, request.purpose, request.sample_id), len(request.prompt_ids)]},
     )
+
+
+def prompt_of(ids: Sequence[int]) -> dict[str, Any]:
+    """Token ids as vLLM takes them without any work on them."""
+    return {"type": "token", "prompt_token_ids": list(ids)}

@@ -7,6 +7,7 @@ names; the model's own `load_weights` fuses and shards them as at start.
 
 from __future__ import annotations
 
+import logging
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,11 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from argosy.rollout.engines.vllm.noise import KeyedSampling
+
+# In every update they would warn of each layer without weights of its own (a tied head, rotary embeddings), and of each
+# tensor that is cast to the engine's dtype. What is really missing, `SegmentTransfer.update_weights` finds.
+for _name in ("model_loader.reload.layerwise", "models.utils"):
+    logging.getLogger(f"vllm.model_executor.{_name}").setLevel(logging.ERROR)
 
 BACKEND = "argosy-segment"
 """Name of our weight transfer in vLLM's registry."""
@@ -130,6 +136,10 @@ class WorkerExtension:
     def argosy_key_noise(self) -> bool:
         """Draw with our noise from now on; False where this worker's sampler is not one that it fits."""
         return KeyedSampling.install(self.model_runner)
+
+    def argosy_forget_update(self) -> None:
+        """Let a new update start where the last one was broken off."""
+        self._weight_update_active = False
 
     def argosy_release_cache(self) -> None:
         """Free the memory of keys and values (CPUs, where vLLM has no sleep). Nothing may run until it is back."""

@@ -1,0 +1,95 @@
+"""Weights on their way to vLLM's workers, and our copy of those that they have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from argosy.rollout.engines.base import ModelFacts
+from argosy.rollout.engines.vllm.options import VllmOptions
+from argosy.rollout.engines.vllm.segment import Segment
+from argosy.types.ids import PolicyVersion
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from argosy.types.records import WeightsManifest
+
+
+class WorkerWeights:
+    """A segment with the whole model as it was sent, from which the workers load.
+
+    It stays: newcomers get its tensors, and an update of some tensors needs the others, since vLLM fuses several of the
+    trainer's into one of its own and loads only whole ones.
+    """
+
+    def __init__(self, options: VllmOptions, facts: ModelFacts) -> None:
+        self._options = options
+        self._owners = facts.shapes.keys() - facts.tied.keys()
+        self._segment = Segment()
+
+    def is_whole(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether these are all that the model has."""
+        return self._owners <= tensors.keys()
+
+    async def lay_out(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy tensors to where the workers will read them; those that are left out stay as they are."""
+        if self.is_whole(tensors):
+            await asyncio.to_thread(self._segment.fill, tensors)
+            return
+        if not self._segment.placed:
+            state = await asyncio.to_thread(read_files, self._options)
+            await asyncio.to_thread(self._segment.fill, {name: state[name] for name in state if name in self._owners})
+        await asyncio.to_thread(self._segment.replace, tensors)
+
+    async def put_in(self, llm: Any) -> None:
+        """Have the workers load what is laid out, and forget every cache of what they had. vLLM must be paused.
+
+        Raises whatever vLLM does; the workers' weights are nobody's then.
+        """
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        placed = [[place.name, place.dtype, list(place.shape), place.offset] for place in self._segment.placed]
+        update = {"path": self._segment.path, "size": self._segment.size, "tensors": placed}
+        await llm.collective_rpc("argosy_forget_update")
+        await llm.start_weight_update()
+        await llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+        await llm.finish_weight_update()
+        await llm.reset_prefix_cache(reset_running_requests=True)
+
+    async def state(self) -> Mapping[str, Tensor]:
+        """What the last update brought (overwritten by the next), or else what the model's files hold."""
+        return self._segment.tensors() or await asyncio.to_thread(read_files, self._options)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._segment.close()
+
+
+def name_of(version: PolicyVersion) -> str:
+    """A version as vLLM is told of it."""
+    return f"{version.lineage}/{version.step}/{version.digest}"
+
+
+def read_files(options: VllmOptions) -> dict[str, Any]:
+    """The state dict of the model's files in the engine's dtype."""
+    from argosy.modeling.loading import ModelSource, load_plain
+
+    source = ModelSource(
+        options.model_path,
+        dtype=options.dtype,
+        device="cpu",
+        trust_remote_code=options.trust_remote_code,
+        override_config=options.override_config,
+    )
+    state: dict[str, Any] = load_plain(source).state_dict()
+    return state
+
+
+def describe_files(options: VllmOptions) -> WeightsManifest:
+    """The version that the model's files are."""
+    from argosy.weightsync import build_manifest, find_tied
+
+    state = read_files(options)
+    return build_manifest(options.lineage, 0, state, find_tied(state))
