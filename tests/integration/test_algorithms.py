@@ -89,7 +89,7 @@ def corrections() -> dict[str, Case]:
         "token_rejection": rejecting("token_k1,token_k2,token_k3", "0.9985_1.0015,2e-6,2e-6"),
         "sum_rejection": rejecting("seq_sum_k1,seq_sum_k2,seq_sum_k3", "0.997_1.003,4e-6,4e-6"),
         "mean_rejection": rejecting("seq_mean_k1,seq_mean_k2,seq_mean_k3", "0.9992_1.0008,2e-6,2e-6"),
-        "max_rejection": rejecting("seq_max_k2,seq_max_k3", "2e-6,2e-6"),
+        "max_rejection": rejecting("seq_max_k2,seq_max_k3", "3e-6,3e-6"),
         "bypass_reinforce": Case(
             (GRPO, f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.loss_type=reinforce", f"{weights}=token"),
             seen=("actor/pg_loss",),
