@@ -154,7 +154,8 @@ def add_lora(model: Any, options: LoraOptions, model_path: str) -> LoraAdapter:
     A new one starts at B = 0, so the model computes as before; A is drawn from `options.seed`.
 
     Raises:
-        ConfigError: peft isn't installed, no module has such a name, or a module can't be adapted.
+        ConfigError: peft isn't installed, no module has such a name, a module can't be adapted, or the rank is above
+            that of a weight.
         InvalidInputError: `options.adapter_path` is no adapter for this model, or of another rank.
     """
     try:
@@ -171,6 +172,7 @@ def add_lora(model: Any, options: LoraOptions, model_path: str) -> LoraAdapter:
     model.eval()
     scaling = _scaling_of(model)
     ranks = {name: int(module.r[ADAPTER]) for name, module in model.named_modules() if name in scaling}
+    _check_ranks(model, ranks)
     return LoraAdapter(wrapped, scaling, ranks, fingerprint)
 
 
@@ -230,6 +232,18 @@ def _scaling_of(model: nn.Module) -> dict[str, float]:
             raise ConfigError(f"LoRA of {name}: its weight is tied to another; leave it out with exclude_modules")
         found[name] = float(module.scaling[ADAPTER])
     return found
+
+
+def _check_ranks(model: nn.Module, ranks: Mapping[str, int]) -> None:
+    """Refuse B·A of a higher rank than the weight: slower than training all of it, for nothing."""
+    for name, rank in ranks.items():
+        module: Any = model.get_submodule(name)
+        outputs, inputs = module.base_layer.weight.shape
+        if rank > min(outputs, inputs):
+            raise ConfigError(
+                f"actor_rollout_ref.model.lora_rank: got {rank}, more than the rank of {name} "
+                f"({outputs} × {inputs}); set at most {min(outputs, inputs)}, or leave it out with exclude_modules"
+            )
 
 
 def _tied(state: Mapping[str, Tensor]) -> list[Tensor]:

@@ -177,8 +177,7 @@ class _RmsNorm(torch.autograd.Function):
         inverse = torch.empty(len(rows), 1, dtype=torch.promote_types(torch.float32, rows.dtype), device=rows.device)
         for part in _blocks(rows):
             states = rows[part].to(inverse.dtype)
-            squares = torch.linalg.vector_norm(states, dim=1, keepdim=True).square_()
-            inverse[part] = squares.div_(rows.shape[1]).add_(eps).rsqrt_()
+            inverse[part] = states.square().mean(1, keepdim=True).add_(eps).rsqrt_()  # bit for bit as transformers
             unit = states * inverse[part]
             result[part] = weight * unit if unit.dtype == hidden.dtype else weight * unit.to(hidden.dtype)
         ctx.save_for_backward(hidden, weight, inverse)

@@ -189,6 +189,8 @@ async def test_modules_are_chosen_by_name(make_trainer: Make) -> None:
 async def test_what_makes_no_sense_is_refused(make_trainer: Make, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="lora_rank ≥ 1"):
         LoraOptions(rank=0)
+    with pytest.raises(ConfigError, match=r"lora_rank: got 1000, more than the rank of .* × .*set at most"):
+        make_trainer(lora=LoraOptions(1000))
     with pytest.raises(ConfigError, match="nonsense"):
         make_trainer(lora=LoraOptions(4, target_modules=("nonsense",)))
     with pytest.raises(ConfigError, match="only plain LoRA of linear layers"):
