@@ -30,6 +30,8 @@ class _Seen:
 
     seconds: float = 0.0
     grown: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTERS, 0))
+    looks: int = 0
+    """While samples ran: what follows was seen in these."""
     kv_used_frac: float = 0.0
     running: int = 0
     waiting: int = 0
@@ -51,7 +53,9 @@ class ServerLoad:
     async def watched(self) -> AsyncIterator[None]:
         """What is done within it is looked at. A server that can't tell is passed over: whether it is lost, those who
         wait for its samples find out."""
-        await self._look(counting=False)  # what grew before (validation, the parity check) is not this step's
+        await self._look(
+            counting=False, busy=False
+        )  # what grew before (validation, the parity check) is not this step's
         began = time.monotonic()
         watching = asyncio.create_task(self._keep_looking())
         try:
@@ -60,7 +64,7 @@ class ServerLoad:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
         self._seen.seconds += time.monotonic() - began
-        await self._look()
+        await self._look(busy=False)
 
     def metrics(self) -> dict[str, float]:
         """Of everything watched since the last call; nothing at all if no server told anything."""
@@ -70,11 +74,14 @@ class ServerLoad:
         prompt_tokens = seen.grown["prompt_token_count"]
         found = {
             "rollout/tokens_per_second": seen.grown["generated_token_count"] / seen.seconds,
-            "rollout/kv_used_frac": seen.kv_used_frac,
-            "rollout/running_samples/max": float(seen.running),
-            "rollout/waiting_samples/max": float(seen.waiting),
             "rollout/refused_samples": float(seen.grown["refused_sample_count"]),
         }
+        if seen.looks:  # else generation was over before the first look: rather nothing than a made-up 0
+            found |= {
+                "rollout/kv_used_frac": seen.kv_used_frac,
+                "rollout/running_samples/max": float(seen.running),
+                "rollout/waiting_samples/max": float(seen.waiting),
+            }
         if prompt_tokens:
             found["rollout/prompt_cache_hit_rate"] = seen.grown["prompt_cached_token_count"] / prompt_tokens
         return found
@@ -86,13 +93,14 @@ class ServerLoad:
             await self._look()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    async def _look(self, *, counting: bool = True) -> None:
+    async def _look(self, *, counting: bool = True, busy: bool = True) -> None:
         servers = self._members()
         found = await asyncio.gather(*(_ask(name, server) for name, server in servers.items()))
         told = {name: status for name, status in zip(servers, found, strict=True) if status is not None}
         if counting:
             for name, status in told.items():
                 self._grow(name, status)
+        if busy and told:
             self._compare(told.values())
         self._last |= told
 
@@ -104,6 +112,7 @@ class ServerLoad:
 
     def _compare(self, statuses: Iterable[RolloutStatus]) -> None:
         seen, statuses = self._seen, list(statuses)
+        seen.looks += 1
         total = sum(status.kv_total_tokens for status in statuses)
         if total:
             seen.kv_used_frac = max(seen.kv_used_frac, sum(status.kv_used_tokens for status in statuses) / total)

@@ -142,7 +142,7 @@ class HfEngine:
             seconds = await warm_up(self)
         finally:
             await self.call(lambda: self._forget_warm_up(served))
-        _LOG.info("the embedded engine is warm: the first tokens took %.2f s", seconds)
+        _LOG.info("the embedded engine is warm: the first tokens took %.3f s", seconds)
 
     def _forget_warm_up(self, served: PolicyVersion | None) -> None:
         loop = self.loop
