@@ -265,3 +265,22 @@ async def test_a_bfloat16_base_is_merged_as_the_trainer_merges_and_casts(make_lo
     wide = {name: tensor.float() for name, tensor in held.items()}
     exact = merge(adapter.adapter, trainer.weight_source().published().tensors(), wide)
     assert all(torch.equal(ours[name], tensor.bfloat16()) for name, tensor in exact.items())
+
+
+async def test_a_trainer_keeps_no_whole_model_beside_an_adapter_for_long(make_lora: MakeLora) -> None:
+    """The base is there after the first adapter, for servers that lack it, and gone after the next."""
+    trainer = make_lora()
+    source = trainer.weight_source()
+    await publish(trainer, 0, WeightsForm.MERGED)
+    assert set(source._kept) == {WeightsForm.MERGED}
+    await publish(trainer, 0)
+    assert set(source._kept) == {WeightsForm.BASE, WeightsForm.ADAPTER}
+    await train(trainer)
+    await publish(trainer, 1)
+    assert set(source._kept) == {WeightsForm.ADAPTER}
+    base = await publish(trainer, 1, WeightsForm.BASE)
+    assert [chunk async for chunk in source.stream_weights(base.version)]
+    adapter = await publish(trainer, 1)
+    assert source.version == adapter.version
+    assert adapter.adapter is not None
+    assert adapter.adapter.base == base.version

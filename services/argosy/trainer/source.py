@@ -48,7 +48,10 @@ class PublishedWeights:
     @property
     def snapshot(self) -> Snapshot | None:
         """Published last; None before the first and after `forget`."""
-        return None if self._last is None else self._kept[self._last].snapshot
+        # Asked for by the event loop, also while the compute thread publishes or forgets.
+        last = self._last
+        kept = None if last is None else self._kept.get(last)
+        return None if kept is None else kept.snapshot
 
     @property
     def version(self) -> PolicyVersion | None:
@@ -57,8 +60,8 @@ class PublishedWeights:
 
     def forget(self) -> None:
         """Serve nothing: the weights are others now."""
-        self._kept.clear()
         self._last = None
+        self._kept.clear()
 
     def publish(self, backend: Backend, lineage: str, step: int, form: WeightsForm, revision: int) -> WeightsManifest:
         """Freeze what `form` names of the backend's weights; blocks. A version that is there already costs nothing.
@@ -73,11 +76,20 @@ class PublishedWeights:
         if form is WeightsForm.BASE:
             step, revision = 0, _NO_REVISION
         kept = self._kept.get(form)
+        outdated: list[WeightsForm] = []
         if kept is None or not _is(kept, lineage, step, revision):
+            if form is WeightsForm.ADAPTER:
+                # Each the memory of a whole model; the base goes if nobody asked for it since the adapter before.
+                outdated = [WeightsForm.MERGED] if self._lacks_base(lineage) else [WeightsForm.MERGED, WeightsForm.BASE]
             kept = _Published(self._freeze(backend, lineage, step, form), revision)
             self._kept[form] = kept
         self._last = form
+        for other in outdated:
+            self._kept.pop(other, None)
         return kept.snapshot.manifest
+
+    def _lacks_base(self, lineage: str) -> bool:
+        return self._base is None or self._base.lineage != lineage
 
     def _freeze(self, backend: Backend, lineage: str, step: int, form: WeightsForm) -> Snapshot:
         reuse = self._kept[form].snapshot if form in self._kept else None
@@ -93,13 +105,11 @@ class PublishedWeights:
         return Snapshot.freeze(lineage, step, weights, tied=tied, dtype=self._dtype, reuse=reuse, delta=self._delta)
 
     def _freeze_adapter(self, backend: Backend, lineage: str, step: int, reuse: Snapshot | None) -> Snapshot:
-        if self._base is None or self._base.lineage != lineage:
+        if self._lacks_base(lineage):
             self._base = self.publish(backend, lineage, 0, WeightsForm.BASE, _NO_REVISION).version
-        elif WeightsForm.BASE in self._kept:
-            del self._kept[WeightsForm.BASE]  # nobody asked for it since: the memory of a whole model
-        self._kept.pop(WeightsForm.MERGED, None)
         form = backend.adapter_form
         assert form is not None
+        assert self._base is not None
         spec = AdapterSpec(self._base, form.rank, form.alpha, form.target_modules)
         return Snapshot.freeze(lineage, step, backend.adapter_weights(), reuse=reuse, adapter=spec)
 
