@@ -141,7 +141,7 @@ void product(const float* w, int64_t N, int64_t K, const uint32_t* packed, int64
   blocks((N + kRows - 1) / kRows, [&](int64_t i) {
     const int64_t n = i * kRows;
     if (n + kRows <= N) {
-      const float* next = n + 2 * kRows <= N ? w + (n + kRows) * K : nullptr;
+      const float* next = n + 3 * kRows <= N ? w + (n + 2 * kRows) * K : nullptr;
       rows_f32<kRows>(w + n * K, K, x, P, y + n * P, add, next);
     } else {
       for (int64_t r = n; r < N; ++r) rows_f32<1>(w + r * K, K, x, P, y + r * P, add, nullptr);
@@ -213,7 +213,7 @@ void product(const bf16* w, int64_t N, int64_t K, const uint32_t* x, int64_t P, 
   blocks((N + 31) / 32, [&](int64_t i) {
     const int64_t n = i * 32;
     if (n + 32 <= N) {
-      rows_bf16<2>(w + n * K, K, x, P, y + n * P, add, n + 64 <= N ? w + (n + 32) * K : nullptr);
+      rows_bf16<2>(w + n * K, K, x, P, y + n * P, add, n + 96 <= N ? w + (n + 64) * K : nullptr);
     } else {
       if (n + 16 <= N) rows_bf16<1>(w + n * K, K, x, P, y + n * P, add, nullptr);
       if (N % 16) rows_bf16<1>(w + (N - 16) * K, K, x, P, y + (N - 16) * P, add, nullptr);
