@@ -19,7 +19,8 @@ class RolloutServiceConfig:
     """Sequences that are generated at once: rows of the KV cache."""
     kv_tokens: int = 0
     """Tokens of prompts and responses, running to their full length, that the embedded engine admits at once: memory
-    for that many keys and values. 0: slot_count × max_model_len, or what half of the free memory holds if that is less."""
+    for that many keys and values. 0: slot_count × max_model_len, or what half of the free memory holds if that is
+    less."""
     max_waiting: int = 65536
     """Sequences that may wait for a slot. A server with more refuses with a hint when to come again."""
     stall_timeout_s: float = 120.0
