@@ -23,6 +23,7 @@ class State:
     """What all handlers share."""
 
     version = ""
+    busy_flushes = 0
     aborted: set[str] = set()  # noqa: RUF012
     updates: list[str] = []  # noqa: RUF012
 
@@ -40,7 +41,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/generate":
             self._generate(body)
             return
+        if self.path == "/flush_cache" and State.busy_flushes:
+            State.busy_flushes -= 1  # as after an abort: the batch still has the request
+            self._answer(400, {})
+            return
         if self.path == "/abort_request":
+            State.busy_flushes = 2
             State.aborted.add(body["rid"])
         if self.path == "/update_weights_from_disk":
             if FAULT == "refuses_weights":

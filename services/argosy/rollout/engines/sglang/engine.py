@@ -60,6 +60,7 @@ _ABORT_AGAIN_S = 0.25
 """An abort can overtake the request that it is for: it is repeated until the request has ended."""
 _IDLE_S = 10.0
 """Seconds that the server may take to be idle when nothing of ours is there any more."""
+_IDLE_POLL_S = 0.01
 _FLOATS = ("float32", "bfloat16", "float16")
 
 CAPABILITIES = Capabilities(
@@ -438,8 +439,7 @@ class SglangEngine:
     async def _load(self, folder: Path, version: PolicyVersion) -> None:
         """Let the server read a folder. If that fails, nobody knows what it holds: stale, and samples fail."""
         assert self._client is not None
-        # What has just been ended leaves the scheduler's batch a step later: the flush waits for that.
-        await self._client.call(f"/flush_cache?timeout={_IDLE_S:g}")
+        await self._until_idle()
         self._version = None
         body = {"model_path": str(folder), "weight_version": version.short, "flush_cache": True}
         try:
@@ -454,6 +454,23 @@ class SglangEngine:
             raise
         self._version = version
         self._held_tokens = 0
+
+    async def _until_idle(self) -> None:
+        """What has just been ended leaves the scheduler's batch a step later; the cache can be flushed from then on.
+
+        (The server's own waiting, `flush_cache?timeout=`, takes up to a second: its loop sleeps when it is idle.)
+        """
+        assert self._client is not None
+        deadline = time.monotonic() + _IDLE_S
+        while True:
+            try:
+                await self._client.call("/flush_cache")
+            except InternalError:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(_IDLE_POLL_S)
+            else:
+                return
 
     async def mark_stale(self) -> None:
         """See the Protocol."""
