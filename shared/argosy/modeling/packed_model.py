@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from argosy.modeling.attention import PACKED_ATTENTION
 from argosy.modeling.log_probs import TokenStats, token_stats
@@ -34,12 +34,12 @@ class PackedModel(PackedNetwork):
     """
 
     columns: ClassVar[tuple[str, ...]] = COLUMNS
+    adds_to_gradient: bool = False
+    """Whether the head's gradient is added to that of earlier micro-batches in place (`token_stats`)."""
 
     def __init__(self, model: Any, *, compute_dtype: torch.dtype = torch.float32, chunk_tokens: int = 1024) -> None:
         super().__init__(model, model.get_output_embeddings(), compute_dtype)
         self.chunk_tokens = chunk_tokens
-        self.adds_to_gradient = False
-        """Whether the head's gradient is added to that of earlier micro-batches in place (`token_stats`)."""
 
     def response_stats(
         self, packed: PackedBatch, *, temperature: float, entropy: bool = False, sum_pi_squared: bool = False
@@ -48,16 +48,19 @@ class PackedModel(PackedNetwork):
         if len(packed.targets) == 0:
             empty = torch.zeros(0, device=self.device)
             return TokenStats(empty, empty if entropy else None, empty if sum_pi_squared else None)
+        weight = self._head.weight
+        # Not of a weight that is gathered anew at each use.
+        known = self.casts.keeping and isinstance(weight, nn.Parameter)
         return token_stats(
             self.hidden_states(packed).index_select(0, packed.output_rows),
-            self._head.weight,
+            weight,
             packed.targets,
             temperature=temperature,
             chunk_tokens=self.chunk_tokens,
             compute_dtype=self.compute_dtype,
             entropy=entropy,
             sum_pi_squared=sum_pi_squared,
-            cast=self.casts.get([self._head.weight], self.compute_dtype) if self.casts.keeping else None,
+            cast=self.casts.get([weight], self.compute_dtype) if known else None,
             add_to_gradient=self.adds_to_gradient,
         )
 

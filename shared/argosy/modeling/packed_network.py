@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,10 +34,13 @@ class PackedNetwork:
     def __init__(self, model: Any, head: nn.Linear, compute_dtype: torch.dtype) -> None:
         self.model = model
         self.compute_dtype = compute_dtype
-        self.casts = WeightCasts()
-        """Of the weights, to `compute_dtype`, as far as the model is lean (`argosy.modeling.lean`)."""
         self._base = getattr(model, model.base_model_prefix)
         self._head = head
+
+    @cached_property
+    def casts(self) -> WeightCasts:
+        """Of the weights, to `compute_dtype`, as far as the model is lean (`argosy.modeling.lean`)."""
+        return WeightCasts()
 
     @property
     def device(self) -> torch.device:
