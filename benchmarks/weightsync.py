@@ -58,8 +58,10 @@ def random_state(size_mb: float) -> dict[str, torch.Tensor]:
     return state
 
 
-def serve(size_mb: float, folder: str, pipe: Connection) -> None:
-    """The sender's process."""
+def serve(size_mb: float, folder: str, backend: str, pipe: Connection) -> None:
+    """The sender's process; with NCCL it has the first GPU."""
+    if backend == "nccl":
+        os.environ["CUDA_VISIBLE_DEVICES"] = "0"
 
     async def run() -> None:
         torch.set_num_threads(1)
@@ -68,7 +70,7 @@ def serve(size_mb: float, folder: str, pipe: Connection) -> None:
         names = weights_service.add_to_server(snapshot, server.server, server.gate)
         await server.start()
         await server.serve(names)
-        transfers = Transfers(SendOptions(bucket_bytes=BUCKET, backend="gloo", folder=folder))
+        transfers = Transfers(SendOptions(bucket_bytes=BUCKET, backend=backend, folder=folder))
         pipe.send((server.address, snapshot.manifest, freeze_seconds(snapshot)))
         while (command := await asyncio.to_thread(pipe.recv)) is not None:
             name, count, number = command
@@ -118,8 +120,10 @@ def raw_move(store: Any, index: int, rank: int, memory: np.ndarray[Any, Any]) ->
     return seconds
 
 
-def take(address: str, index: int, pipe: Connection) -> None:
-    """A receiver's process."""
+def take(address: str, index: int, backend: str, pipe: Connection) -> None:
+    """A receiver's process; with NCCL it has a GPU of its own."""
+    if backend == "nccl":
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(index + 1)
 
     async def run() -> None:
         torch.set_num_threads(1)
@@ -178,18 +182,18 @@ class Fleet:
 
 
 @contextmanager
-def fleet(size_mb: float, count: int) -> Iterator[tuple[Fleet, float, float]]:
+def fleet(size_mb: float, count: int, backend: str) -> Iterator[tuple[Fleet, float, float]]:
     """(the fleet, bytes in GB, seconds of a freeze)."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         sender, there = context.Pipe()
-        processes = [context.Process(target=serve, args=(size_mb, folder, there))]
+        processes = [context.Process(target=serve, args=(size_mb, folder, backend, there))]
         processes[0].start()
         address, manifest, freeze_s = sender.recv()
         receivers = []
         for index in range(count):
             here, there = context.Pipe()
-            processes.append(context.Process(target=take, args=(address, index, there)))
+            processes.append(context.Process(target=take, args=(address, index, backend, there)))
             processes[-1].start()
             here.recv()
             receivers.append(here)
@@ -201,10 +205,12 @@ def fleet(size_mb: float, count: int) -> Iterator[tuple[Fleet, float, float]]:
             process.kill()
 
 
-def measure(size_mb: float, counts: Sequence[int], repeat: int, names: Sequence[str]) -> list[dict[str, Any]]:
+def measure(
+    size_mb: float, counts: Sequence[int], repeat: int, names: Sequence[str], backend: str = "gloo"
+) -> list[dict[str, Any]]:
     """The rows of one size, printed as they come."""
     rows: list[dict[str, Any]] = []
-    with fleet(size_mb, max(counts)) as (made, size_gb, freeze_s):
+    with fleet(size_mb, max(counts), backend) as (made, size_gb, freeze_s):
         print(f"{size_gb * 1000:.0f} MB; freeze (copy, compare, checksums) {size_gb / freeze_s:.2f} GB/s", flush=True)
         for count in counts:
             seconds = {name: made.time(name, count, repeat) for name in ("memcpy", "raw gloo")}

@@ -23,6 +23,8 @@ from argosy.weightsync.hosts import host_id
 from argosy.weightsync.transports import SendOptions, TransferPlan, shared_memory
 from argosy.weightsync.transports import collective as transport
 
+pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("chaos")]
+
 SIZE = 96 << 20
 OPTIONS = SendOptions(bucket_bytes=1 << 16)
 """Small buckets: there is a long way to be stopped on."""

@@ -17,7 +17,7 @@ from argosy.weightsync.copying import copy_checked
 from argosy.weightsync.hosts import host_id
 from argosy.weightsync.memory import KeptMapping
 from argosy.weightsync.staging import Staging
-from argosy.weightsync.transports.base import PlainTransfer, SendOptions, TransferPlan
+from argosy.weightsync.transports.base import PlainTransfer, SendOptions, TransferPlan, delta_metrics
 
 if TYPE_CHECKING:
     from argosy.weightsync.snapshot import Snapshot
@@ -39,6 +39,7 @@ async def open_transfer(snapshot: Snapshot, plan: TransferPlan, options: SendOpt
         "host_id": host_id(),
         "threads": str(options.streams),
     }
+    settings |= delta_metrics(snapshot)
     offer = TransferOffer("shared_memory", plan.sync_id, snapshot.manifest.version, file.path, options=settings)
     return PlainTransfer((offer,) * plan.receiver_count)
 
