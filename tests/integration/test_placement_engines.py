@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.xdist_group("vllm"),
     pytest.mark.skipif(bool(missing("vllm")), reason=missing("vllm") or "-"),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(300),
 ]
 
 
@@ -31,7 +31,7 @@ def test_pools_of_two_engines_train_one_policy(job: ToyJob) -> None:
     code, out, err = job.run(
         "mixed", pools, "argosy.deterministic=false", "actor_rollout_ref.actor.use_kl_loss=False",
         "trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.logger=[file]", "argosy.export_hf=false",
-        "argosy.trainer.threads=1", "trainer.total_training_steps=4", timeout_s=230,
+        "argosy.trainer.threads=1", "trainer.total_training_steps=4", timeout_s=280,
     )  # fmt: skip
     assert code == 0, out + err
     rows = job.metrics("mixed")
@@ -39,5 +39,7 @@ def test_pools_of_two_engines_train_one_policy(job: ToyJob) -> None:
     for row in rows:
         assert row["rollout/pools/plain/servers"] == row["rollout/pools/fast/servers"] == 1.0
         assert row["rollout/pools/plain/generated_tokens"] + row["rollout/pools/fast/generated_tokens"] > 0
-        assert row["parity/log_prob_diff_max"] <= 1e-4, "both agree with the trainer"
+    gaps = [row["parity/log_prob_diff_max"] for row in rows if "parity/log_prob_diff_max" in row]
+    assert len(gaps) >= 3
+    assert max(gaps) <= 1e-4, "both agree with the trainer"
     assert all(sum(row[f"rollout/pools/{pool}/samples"] for row in rows) > 0 for pool in ("plain", "fast"))
