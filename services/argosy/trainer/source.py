@@ -11,6 +11,7 @@ from argosy.types.errors import NotFoundError, StateError
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import AdapterSpec, WeightChunk, WeightsForm, WeightsManifest
 from argosy.weightsync import Snapshot
+from argosy.weightsync.adapter import NO_LONE_ADAPTER
 
 _NO_REVISION = 0
 """Of a base: the weights under an adapter never change."""
@@ -71,7 +72,8 @@ class PublishedWeights:
         if form is not WeightsForm.MERGED and backend.adapter_form is None:
             raise StateError(
                 f"weights of the form {form.value!r} need a LoRA adapter with one rank and alpha, which this trainer "
-                "doesn't have; set argosy.weight_sync.adapter_only=off"
+                "doesn't have; set argosy.weight_sync.adapter_only=off",
+                state=NO_LONE_ADAPTER,
             )
         if form is WeightsForm.BASE:
             step, revision = 0, _NO_REVISION

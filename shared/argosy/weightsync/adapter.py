@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 A_SUFFIX, B_SUFFIX = ".lora_A.weight", ".lora_B.weight"
 MISSING_BASE = "adapter_base"
 """`metadata["missing"]` of the NotFoundError of a receiver that doesn't hold the base: send that first."""
+NO_LONE_ADAPTER = "no_lone_adapter"
+"""`metadata["state"]` of the StateError of a trainer whose adapter can't be told by one rank and alpha."""
 PEFT_PREFIX = "base_model.model."
 """Before every name in peft's files."""
 

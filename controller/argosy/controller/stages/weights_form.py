@@ -7,9 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from argosy.controller.context import RunContext
-from argosy.types.errors import ArgosyError, NotFoundError
+from argosy.types.errors import ArgosyError, NotFoundError, StateError
 from argosy.types.records import WeightsForm, WeightsManifest
-from argosy.weightsync.adapter import MISSING_BASE
+from argosy.weightsync.adapter import MISSING_BASE, NO_LONE_ADAPTER
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +32,19 @@ async def choose_form(ctx: RunContext, members: Sequence[str]) -> WeightsForm:
 
 
 async def publish(ctx: RunContext, step: int, form: WeightsForm, *why: str) -> WeightsManifest:
-    """Have the trainer freeze its weights. `why` tells apart several calls of one step."""
+    """Have the trainer freeze its weights. `why` tells apart several calls of one step.
+
+    An adapter whose modules differ in rank or scaling can't go alone: merged weights do, unless adapter_only=on.
+    """
     mutation = ctx.mutation("publish", step, *why, expected_step=ctx.trainer_step("actor", step))
-    return await ctx.services.policy.publish_weights(ctx.lineage, step, mutation, form=form)
+    try:
+        return await ctx.services.policy.publish_weights(ctx.lineage, step, mutation, form=form)
+    except StateError as error:
+        asked = ctx.config.argosy.weight_sync.adapter_only
+        if asked == "on" or error.metadata.get("state") != NO_LONE_ADAPTER:
+            raise
+        log.info("step %d: merged weights go to the servers: %s", step, error)
+        return await publish(ctx, step, WeightsForm.MERGED, "merged", *why)
 
 
 async def with_bases(

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from argosy.config import Config
 from argosy.controller.context import RunContext, Services
 from argosy.controller.ledger import Ledger
-from argosy.controller.stages.weights_form import choose_form
+from argosy.controller.stages.weights_form import choose_form, publish
 from argosy.membership.memory import MemoryMembership
+from argosy.types.errors import StateError
 from argosy.types.records import RolloutStatus, WeightsForm
 from argosy.weightsync.chain import read_links
 from support.training import mutation
@@ -135,3 +138,25 @@ async def test_collective(job: Config, cores: Cores) -> None:
         await core.close_transfer("s", mutation())
         assert [(offer.rank, offer.world_size) for offer in offers] == places
         assert {(offer.options["bucket_bytes"], offer.options["backend"]) for offer in offers} == {("3145728", "gloo")}
+
+
+async def test_an_adapter_that_cannot_go_alone_goes_merged(job: Config, cores: Cores, tmp_path: Path) -> None:
+    """Modules of two ranks can't be told by one rank and alpha: "auto" sends merged weights, "on" says why not."""
+    base = AutoModelForCausalLM.from_pretrained(job.actor_rollout_ref.model.path)
+    shape = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], rank_pattern={"v_proj": 2})
+    get_peft_model(base, shape).save_pretrained(tmp_path / "mixed")
+    mixed = job.with_values({
+        "actor_rollout_ref.model.lora_adapter_path": str(tmp_path / "mixed"),
+        "actor_rollout_ref.model.lora_rank": 4,
+        "actor_rollout_ref.model.lora_alpha": 8,
+    })  # fmt: skip
+    services = Services(rollouts={}, reward=None, policy=cores("trainer", mixed), reference=None)  # type: ignore[arg-type]
+    ledger = Ledger(tmp_path / "ledger", 1)
+    ctx = RunContext(mixed, "run", 1, services, ledger, MemoryMembership())
+    manifest = await publish(ctx, 0, WeightsForm.ADAPTER)
+    assert manifest.adapter is None
+    assert len(manifest.tensors) > 2, "the whole model"
+    ctx.config = mixed.with_values({"argosy.weight_sync.adapter_only": "on"})
+    with pytest.raises(StateError, match="adapter_only=off"):
+        await publish(ctx, 0, WeightsForm.ADAPTER, "again")
+    ledger.close()
