@@ -1,4 +1,4 @@
-"""Process groups that are made for one transfer, in a process of their own that can be killed (ADR 20).
+"""Process groups that are made for one transfer, in a process of their own that can be killed (ADR 19).
 
     parent (trainer, rollout server)                     worker: python -m argosy.weightsync.collective.worker
       Worker.call({"op": "open" | "send" | "receive"})  →  maps the parent's buffer, joins the group, moves buckets

@@ -14,7 +14,7 @@ a step may compute comes in pieces, with decode steps in between.
     prefixes.py   keys and values of prompts, shared by the samples of a group
     attention.py  the attention function that transformers calls
     loading.py    model folder → checked model
-    native/       the passes of Llama-like models in compiled code, where it can be (docs/adr/0021)
+    native/       the passes of Llama-like models in compiled code, where it can be (docs/adr/0020)
     runner.py     prefill and decode passes
     selfcheck.py  both of those against the plain model, at start
     scheduler.py  who runs, who waits
