@@ -202,14 +202,14 @@ async def test_log_prob_chunk_tokens(job: Config, cores: Cores, monkeypatch: Pat
     from argosy.modeling import log_probs
 
     counts: list[int] = []
-    real = log_probs._logits
+    real = log_probs._sums
 
-    def noted(hidden: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def noted(hidden: torch.Tensor, *rest: Any) -> Any:
         counts.append(hidden.shape[0])
         return real(hidden, *rest)
 
     core = cores(role, job.with_values({key: 5}))
-    monkeypatch.setattr(log_probs, "_logits", noted)
+    monkeypatch.setattr(log_probs, "_sums", noted)
     await core.compute_log_probs(grouped_batch(), ["log_probs"], temperature=1.0, deadline_s=60)
     assert (max(counts), len(counts) > 1) == (5, True)
 

@@ -11,7 +11,7 @@ from unit.config.effects.support import problems
 
 
 async def _run(job: Config, monkeypatch: pytest.MonkeyPatch, gap: float, **parity: object) -> Recorded:
-    values = {"trainer.total_training_steps": 1, "argosy.parity.enabled": True}
+    values: dict[str, object] = {"trainer.total_training_steps": 1, "argosy.parity.enabled": True}
     values |= {f"argosy.parity.{name}": value for name, value in parity.items()}
     return await run_recorded(job.with_values(values), monkeypatch, policy_log_prob=-0.5 + gap)
 

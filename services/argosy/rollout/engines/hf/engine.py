@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import threading
@@ -25,6 +26,9 @@ from argosy.types.records import FinishReason
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
+
+EXIT_GRACE_S = 10.0
+"""How long the interpreter's end waits for a step of an engine that was not closed."""
 
 
 class Engine:
@@ -73,6 +77,8 @@ class Engine:
 
     def start(self) -> None:
         """Begin stepping."""
+        # A thread inside native code when the interpreter ends would take the process down with SIGABRT.
+        atexit.register(self._end_in_time)
         self._thread.start()
 
     def call(self, function: Callable[[], _Result]) -> Future[_Result]:
@@ -98,6 +104,14 @@ class Engine:
             self._wake.notify()
         if self._thread.ident is not None:
             self._thread.join()
+        atexit.unregister(self._end_in_time)
+
+    def _end_in_time(self) -> None:
+        """At the interpreter's end, of an engine that nobody closed."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join(EXIT_GRACE_S)
 
     # --- on the engine's thread --------------------------------------------------------------------------------------
 
