@@ -153,6 +153,8 @@ def _is_silu(mlp: Any) -> bool:
 
 def _is_simple(attention: Any) -> bool:
     """Whether nothing is between the projections and full causal attention but the rotation."""
+    if getattr(attention, "attention_dropout", 0.0):
+        return False
     window = getattr(attention, "sliding_window", None) or getattr(attention.config, "sliding_window", None)
     return window is None and not hasattr(attention, "q_norm")
 

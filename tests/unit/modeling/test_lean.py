@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.modeling import lean
-from argosy.modeling.lean import LeanNorm, make_lean
+from argosy.modeling.lean import LeanAttention, LeanNorm, make_lean
 from argosy.modeling.loading import ModelSource, load_causal_lm
 from argosy.modeling.packed_model import PackedModel
 from argosy.modeling.packing import pack
@@ -97,3 +97,11 @@ def test_an_unknown_architecture_keeps_its_norms(folder: Path) -> None:
     model.config.model_type = "gemma"
     make_lean(model)
     assert not any(isinstance(module, LeanNorm) for module in model.modules())
+
+
+def test_dropout_in_the_attention_keeps_its_own_code(folder: Path) -> None:
+    model = load_causal_lm(ModelSource(str(folder), device="cpu"))
+    layers = model.model.layers
+    layers[0].self_attn.attention_dropout = 0.1
+    make_lean(model)
+    assert [isinstance(layer.self_attn, LeanAttention) for layer in layers] == [False] + [True] * (len(layers) - 1)

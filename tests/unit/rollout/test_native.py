@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from argosy.types.records import FinishReason
 from unit.rollout.support import PROMPT, Open, answers, request, until_sampled
 from unit.rollout.test_models import RUNNING, save
 
+EXPORTS = ("argosy_scratch_size", "argosy_can_bf16", "argosy_run", "argosy_draw")
 LIBRARY = load_library()
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="needs a C++ compiler and a CPU with AVX-512")
 ids = [[(17 * row + 7 * place) % 250 + 3 for place in range(3 + 11 * row % 40)] for row in range(21)]
@@ -248,6 +252,38 @@ def test_a_compiler_that_fails_is_told_and_done_without(
     monkeypatch.setattr(compiler, "_SOURCE", source)
     assert load(tiny).native is None
     assert "can't compile" in caplog.text
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_damaged_kept_library_is_compiled_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tmp_path / "small.cpp"
+    source.write_text("".join(f'extern "C" int {name}() {{ return 1; }}\n' for name in EXPORTS))
+    monkeypatch.setattr(compiler, "_SOURCE", source)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "cache" / "argosy" / "kernels"
+    folder.mkdir(mode=0o700, parents=True)
+    found = os.environ.get("CXX") or next(filter(shutil.which, compiler._COMPILERS))
+    compiler._compiled(found, compiler._cpu_flags(), folder).write_bytes(b"half")
+    assert load_library() is not None
+    assert "compiling it anew" in caplog.text
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_folder_that_others_can_write_to_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "small.cpp"
+    source.write_text("".join(f'extern "C" int {name}() {{ return 1; }}\n' for name in EXPORTS))
+    monkeypatch.setattr(compiler, "_SOURCE", source)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    folder = tmp_path / "cache" / "argosy" / "kernels"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    assert load_library() is not None
+    assert list(folder.iterdir()) == []
+    assert not list((tmp_path / "temporary").glob("argosy-kernels-*")), "nor is anything left elsewhere"
 
 
 @pytest.mark.usefixtures("fresh")

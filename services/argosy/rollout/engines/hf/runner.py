@@ -80,7 +80,7 @@ class Runner:
         spans = [Span(fill.store, fill.done, end) for fill, end in pieces]
         ids = [token for fill, end in pieces for token in fill.ids[fill.done : end]]
         positions = torch.cat([torch.arange(span.start, span.end) for span in spans])[None]
-        # No mask and no cache: with either, transformers lets packed sequences see each other (FACTS).
+        # No mask and no cache: with either, transformers lets packed sequences see each other.
         model.backbone(
             input_ids=torch.tensor([ids]).to(model.device),
             position_ids=positions.to(model.device),

@@ -6,6 +6,7 @@ hash of everything that it depends on: source, flags, compiler and CPU.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -39,9 +40,7 @@ def load_library() -> ctypes.CDLL | None:
         _LOG.warning("no C++ compiler (%s): using the model's own code, which is slower", ", ".join(_COMPILERS))
         return None
     try:
-        library = ctypes.CDLL(str(_compiled(compiler, flags)))
-        declare(library)
-        return library
+        return _load(compiler, flags)
     except subprocess.CalledProcessError as error:
         _LOG.warning("%s can't compile the compiled passes: %s", compiler, error.stderr.strip()[-2000:])
     except (OSError, subprocess.SubprocessError) as error:
@@ -49,11 +48,28 @@ def load_library() -> ctypes.CDLL | None:
     return None
 
 
-def _compiled(compiler: str, cpu_flags: set[str]) -> Path:
+def _load(compiler: str, cpu_flags: set[str]) -> ctypes.CDLL:
+    folder = _cache_folder()
+    with contextlib.ExitStack() as stack:
+        if folder is None:  # a loaded library stays loaded when its file is gone
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="argosy-kernels-")))
+        made = _compiled(compiler, cpu_flags, folder)
+        try:
+            library = ctypes.CDLL(str(made))
+        except OSError as error:
+            # What was kept is damaged, as a power loss can leave it.
+            _LOG.warning("the kept library can't be loaded, compiling it anew: %s", error)
+            made.unlink()
+            library = ctypes.CDLL(str(_compiled(compiler, cpu_flags, folder)))
+    declare(library)
+    return library
+
+
+def _compiled(compiler: str, cpu_flags: set[str], kept_in: Path) -> Path:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=_TIME_LIMIT_S)
     parts = (_SOURCE.read_text(), *_FLAGS, compiler, version.stdout, platform.machine(), *sorted(cpu_flags))
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    target = _cache_folder() / f"decode-{name}.so"
+    target = kept_in / f"decode-{name}.so"
     if target.exists():
         return target
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -64,19 +80,19 @@ def _compiled(compiler: str, cpu_flags: set[str]) -> Path:
     return target
 
 
-def _cache_folder() -> Path:
-    """Where the library is kept; for this process only where that can't be written to."""
+def _cache_folder() -> Path | None:
+    """Where the library is kept. None where that can't be written to: then it is for this process only."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "argosy" / "kernels"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         kept = folder.stat()
     except OSError:
-        return Path(tempfile.mkdtemp(prefix="argosy-kernels-"))
+        return None
     if kept.st_uid != os.getuid() or kept.st_mode & 0o022 or not os.access(folder, os.W_OK):
         # What lies there is run: nobody else may have put it there.
         _LOG.warning("%s isn't this user's alone: the passes are compiled anew at each start", folder)
-        return Path(tempfile.mkdtemp(prefix="argosy-kernels-"))
+        return None
     return folder
 
 
