@@ -128,18 +128,15 @@ class RolloutCore:
 
     async def _begin(self, requests: Sequence[GenerateRequest], mailbox: Mailbox, interval: int) -> set[str]:
         """Check the requests and hand them to the engine, all or none; returns their keys."""
-        self._check_serving()
-        vocab_size, longest = self._engine.facts.vocab_size, self.max_model_len
-        sampling = self._engine.capabilities.sampling
-        for request in requests:
-            check_request(request, vocab_size=vocab_size, max_model_len=longest, sampling=sampling)
         keys = {request.key for request in requests}
-        overlong = {request.key: end for request in requests if (end := overlong_completion(request, longest))}
         async with mailbox.in_time(len(keys)):
-            leaving = {self._leaving[key] for key in keys & self._leaving.keys()}
-            if leaving:  # the abort of a caller that left must not meet the samples of one that asks again
-                await asyncio.wait(leaving)
+            await self._until_settled(keys)
             self._check_serving()
+            vocab_size, longest = self._engine.facts.vocab_size, self.max_model_len
+            sampling = self._engine.capabilities.sampling
+            for request in requests:
+                check_request(request, vocab_size=vocab_size, max_model_len=longest, sampling=sampling)
+            overlong = {request.key: end for request in requests if (end := overlong_completion(request, longest))}
             self._check_keys(requests, keys)
             self._check_room(len(keys) - len(overlong))
             self._keys |= keys
@@ -148,6 +145,19 @@ class RolloutCore:
         for completion in overlong.values():
             mailbox.deliver(completion)
         return keys
+
+    async def _until_settled(self, keys: set[str]) -> None:
+        """Wait for what is over by itself: a swap of weights, in which an engine has none that it could serve, and the
+        abort of a caller that left, which must not meet the samples of one that asks again."""
+        while True:
+            pending = {end for key in keys & self._leaving.keys() if not (end := self._leaving[key]).done()}
+            swap = None if self._held is None else self._held.swap_under_way
+            if swap is not None:
+                await asyncio.wait({swap, *pending})
+            elif pending:
+                await asyncio.wait(pending)
+            else:
+                return
 
     async def _submit(
         self, requests: Sequence[GenerateRequest], keys: set[str], mailbox: Mailbox, interval: int

@@ -40,6 +40,11 @@ class ServerWeights:
         self._still = asyncio.Lock()
         """Held while weights are swapped or copied, which must not meet."""
 
+    @property
+    def swap_under_way(self) -> asyncio.Task[PolicyVersion] | None:
+        """The swap that runs, in which the engine may serve no version; None between two."""
+        return None if self._swap is None or self._swap.done() else self._swap
+
     def init_transport(self, transport: str) -> None:
         """Take the next updates' bytes by it. InvalidInputError on a transport that this server or its engine lacks."""
         self._updates.init_transport(transport)
@@ -54,7 +59,7 @@ class ServerWeights:
     def start(self, sync_id: str, manifest: WeightsManifest) -> None:
         """Check the manifest and make room. StateError while another update is swapped in: its bytes are needed."""
         if self._updates.finished(sync_id) != manifest.version:
-            if self._swap is not None and not self._swap.done():
+            if self.swap_under_way is not None:
                 raise StateError("weights are being swapped in; start an update when finish_weight_update has answered")
             if manifest.adapter is not None:
                 self._adapters.check(manifest.adapter)

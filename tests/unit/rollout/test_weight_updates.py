@@ -19,6 +19,7 @@ from argosy.rollout.core import HfRollout
 from argosy.types.errors import (
     ArgosyError,
     CorruptDataError,
+    DeadlineError,
     InvalidInputError,
     NotFoundError,
     StateError,
@@ -299,6 +300,37 @@ async def test_no_other_update_starts_while_one_is_swapped_in(open_rollout: Open
     check(other, (await answers(rollout, [request()]))[0])
     assert await sync(rollout, following, "next") == following.manifest.version
     check(tiny, (await answers(rollout, [request()]))[0])
+
+
+async def test_a_request_that_meets_a_swap_waits_for_it(
+    open_rollout: Open, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even the run's end: the engine serves no version while it is copied over, and does a moment later."""
+    rollout = await open_rollout()
+    snapshot = snapshot_of(other)
+    await rollout.start_weight_update("s", snapshot.manifest, CTX)
+    await rollout.update_weights("s", snapshot, CTX)
+    copying, may_go = threading.Event(), threading.Event()
+    copy = Tensor.copy_
+
+    def slow(self: Tensor, *args: Any) -> Tensor:
+        copying.set()
+        may_go.wait()
+        return copy(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "copy_", slow)
+        finish = asyncio.create_task(rollout.finish_weight_update("s", CTX))
+        await asyncio.to_thread(copying.wait)
+        assert rollout.engine.version is None
+        asked = asyncio.create_task(answers(rollout, [request()]))
+        with pytest.raises(DeadlineError, match="1 samples"):
+            _ = [c async for c in rollout.generate([request(1)], deadline_s=0.05)]
+        assert not asked.done()
+        may_go.set()
+        version = await finish
+    [done] = await asked
+    assert [run.version for run in done.versions] == [version]
 
 
 async def test_a_sync_begun_anew_does_not_take_the_bytes_of_the_old_one(
