@@ -21,7 +21,7 @@ from argosy.trainer.core import Trainer
 from argosy.trainer.options import LoraOptions, OptimizerOptions, TrainerOptions
 from argosy.trainer.schedule import Schedule
 from argosy.types.errors import UnavailableError
-from argosy.types.records import LossConfig, UpdateConfig
+from argosy.types.records import Completion, LossConfig, UpdateConfig
 from argosy.weightsync.chain import read_links
 from argosy.weightsync.transports import SendOptions
 from contract.batches import batch_of
@@ -143,3 +143,27 @@ async def test_a_disk_that_can_not_be_written_ends_the_sync_and_the_old_weights_
     with pytest.raises(UnavailableError, match=r"argosy\.weight_sync\.disk_path"):
         await publish_and_sync(ctx, RolloutStage(ctx), 0)
     assert await answers(rollouts["rollout-0"]) == before
+
+
+async def test_a_server_that_drains_costs_its_share_and_stays_out(
+    make_rollout: MakeRollout, trainers: list[Trainer], tiny: Path, tmp_path: Path
+) -> None:
+    """Between two steps one of two servers is told to drain: it takes the weights, and no samples."""
+    rollouts = {"rollout-0": make_rollout(), "rollout-1": make_rollout()}
+    trainer = make_trainer(trainers, tiny)
+    ctx = context(tmp_path, trainer, rollouts)
+    stage = RolloutStage(ctx)
+    await publish_and_sync(ctx, stage, 0)
+    await rollouts["rollout-1"].drain(mutation())
+    answered: list[object] = []
+
+    async def sink(completion: Completion) -> None:
+        answered.append(completion.sample_id)
+
+    asked = [request(position, purpose="val") for position in range(4)]
+    await stage.generate(asked, sink)
+    assert sorted(map(str, answered)) == sorted(str(one.sample_id) for one in asked)
+    await train(trainer)
+    version = await publish_and_sync(ctx, stage, 1)
+    assert (await rollouts["rollout-1"].status()).version == version
+    assert stage.usable == {"rollout-0"}

@@ -11,7 +11,7 @@ from dataclasses import replace
 from argosy.controller.context import RunContext
 from argosy.controller.stages.capacity import Capacities
 from argosy.roles.rollout import Rollout
-from argosy.types.errors import ConfigError, DeadlineError, OverloadedError, UnavailableError
+from argosy.types.errors import ConfigError, DeadlineError, OverloadedError, StateError, UnavailableError
 from argosy.types.ids import GroupId, PolicyVersion, SampleId
 from argosy.types.records import Completion, FinishReason, Generated, GenerateRequest, RolloutStatus
 
@@ -22,6 +22,8 @@ Sink = Callable[[Completion], Awaitable[None]]
 MAX_ROUNDS = 5
 """How often the rest of a batch is dispatched before the run gives up on it."""
 ROUND_PAUSE_S = 0.5
+AWAY = (UnavailableError, DeadlineError, StateError)
+"""What one server's answer may be without being the run's loss: gone, stuck, or draining, stale, asleep."""
 
 
 class RolloutStage:
@@ -31,6 +33,8 @@ class RolloutStage:
         self._ctx = ctx
         self.usable: set[str] = set(ctx.services.rollouts)
         """Members that answer; one that failed comes back when it answers again with the current weights."""
+        self._refusing: set[str] = set()
+        """Members that turned requests away: they take weights, and yet a sync alone doesn't bring them back."""
         self.version: PolicyVersion | None = None
         """What the members must hold; set by the weight sync."""
         self._capacities = Capacities(ctx.services.pools)
@@ -92,7 +96,7 @@ class RolloutStage:
         async def reach(member: str) -> None:
             try:
                 await call(member, self._ctx.services.rollouts[member])
-            except (UnavailableError, DeadlineError) as error:
+            except AWAY as error:
                 log.warning("%s: %s", member, error)
                 self.usable.discard(member)
 
@@ -100,6 +104,13 @@ class RolloutStage:
             for member in self.members():
                 if member in self.usable:
                     calls.create_task(reach(member))
+
+    async def synced(self, members: Sequence[str], version: PolicyVersion) -> None:
+        """These took the weights that all must hold from now on, and are used; one that had turned requests away only
+        if it says that it is ready (a server that drains takes weights too)."""
+        self.version = version
+        self.usable |= set(members) - self._refusing
+        await self._take_back([member for member in members if member in self._refusing])
 
     def metrics(self) -> dict[str, float]:
         """What each pool did for training since the last call."""
@@ -141,10 +152,13 @@ class RolloutStage:
 
     async def _readmit(self) -> None:
         """Take members back that were cut off for a moment: they answer, and hold the current weights."""
-        away = [member for member in self.members() if member not in self.usable]
-        for member, status in zip(away, await self._ask(away), strict=True):
+        await self._take_back([member for member in self.members() if member not in self.usable])
+
+    async def _take_back(self, members: Sequence[str]) -> None:
+        for member, status in zip(members, await self._ask(members), strict=True):
             if status is not None and status.state == "ready" and status.version == self.version:
                 self.usable.add(member)
+                self._refusing.discard(member)
 
     async def _learn_slots(self, members: Sequence[str]) -> None:
         """Once for each server, where there are several."""
@@ -158,7 +172,7 @@ class RolloutStage:
         async def ask(member: str) -> RolloutStatus | None:
             try:
                 return await self._ctx.services.rollouts[member].status()
-            except (UnavailableError, DeadlineError) as error:
+            except AWAY as error:
                 log.info("%s is away: %s", member, error)
                 return None
 
@@ -184,6 +198,11 @@ class RolloutStage:
                     del waiting[completion.sample_id]
         except UnavailableError as error:
             self.usable.discard(member)
+            failure = error
+        except StateError as error:  # it drains, or its weights are being replaced; others may be ready
+            log.warning("%s takes no samples: %s", member, error)
+            self.usable.discard(member)
+            self._refusing.add(member)
             failure = error
         except DeadlineError as error:
             if self.usable <= {member}:

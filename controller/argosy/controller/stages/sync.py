@@ -38,14 +38,12 @@ async def publish_and_sync(ctx: RunContext, rollout: RolloutStage, step: int) ->
     results = await _send_to(ctx, members, sync_id, manifest)
     failures: dict[str, BaseException] = {}
     for member, result in zip(members, results, strict=True):
-        if isinstance(result, int):
-            rollout.usable.add(member)
-        elif isinstance(result, (ArgosyError, TimeoutError)):
+        if isinstance(result, (ArgosyError, TimeoutError)):
             rollout.usable.discard(member)
             failures[member] = result
             ctx.count("sync/failed_members")
             log.warning("weight sync %s to %s failed: %s", sync_id, member, result)
-        else:
+        elif not isinstance(result, int):
             raise result
     if not members:
         raise UnavailableError(f"no rollout server is left that could take the weights of step {step}")
@@ -54,7 +52,7 @@ async def publish_and_sync(ctx: RunContext, rollout: RolloutStage, step: int) ->
         raise UnavailableError(f"no rollout server took the weights of step {step}; {member}: {failure}") from failure
     ctx.measured["sync/transferred_mb"] = sum(result for result in results if isinstance(result, int)) / 1e6
     ctx.measured["sync/manifest_mb"] = sum(t.size_bytes for t in manifest.tensors if not t.tied_to) / 1e6
-    rollout.version = manifest.version
+    await rollout.synced([member for member in members if member not in failures], manifest.version)
     return manifest.version
 
 
