@@ -8,7 +8,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from argosy.types.errors import FencedError
+from argosy.types.errors import AbortedError, FencedError
 from argosy.types.records import Mutation, TransferOffer
 from argosy.weightsync.transports import SendOptions, Transfer, TransferPlan, load_transport
 
@@ -26,6 +26,13 @@ class _Open:
     timer: asyncio.TimerHandle
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ticket:
+    """A transfer that is being opened. Whoever takes its ticket away (a newer leader, another try, a close) ends it."""
+
+    term: int
+
+
 class Transfers:
     """Opens and closes transfers of snapshots. All methods belong to one event loop."""
 
@@ -33,6 +40,7 @@ class Transfers:
         self._options = options or SendOptions()
         self._open: dict[tuple[str, str, str], _Open] = {}
         """By (run id, sync id, transport)."""
+        self._opening: dict[tuple[str, str, str], _Ticket] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def open(
@@ -40,42 +48,63 @@ class Transfers:
     ) -> tuple[TransferOffer, ...]:
         """Offer the snapshot by a transport until it is closed, at the latest after ctx.deadline_s.
 
-        Transfers of the run's older leaders are closed, and so is this sync's former one by the same transport. Raises
-        FencedError if a newer leader has one open, InvalidInputError, NotFoundError as `Policy.open_transfer` says.
+        Transfers of the run's older leaders are closed, and so is this sync's former one by the same transport; those
+        that are still being opened are closed as soon as they are. Raises FencedError if a newer leader has one open,
+        AbortedError if this one was replaced or closed while it was opened, InvalidInputError, NotFoundError as
+        `Policy.open_transfer` says.
         """
         module = load_transport(transport)
         fence = f"{ctx.run_id}/{ctx.term}/{sync_id}/{secrets.token_hex(8)}"
         plan = TransferPlan(sync_id, receiver_count, ctx.deadline_s, fence)
         key = (ctx.run_id, sync_id, transport)
-        await self._fence(ctx)
-        await self._close(key)
+        ticket = _Ticket(ctx.term)
+        outdated = self._fence(ctx)
+        # Before anything is waited for: of two that open at the same time the later one wins.
+        self._opening[key] = ticket
         snapshot.hold()
         try:
+            for old in dict.fromkeys([*outdated, key]):
+                await self._close(old)
             transfer = await module.open_transfer(snapshot, plan, self._options)
+            if self._opening.get(key) is not ticket:
+                await transfer.close()
+                self._fence(ctx)
+                raise AbortedError(f"the transfer of sync {sync_id} by {transport} was ended while it was being opened")
         except BaseException:
             snapshot.release()
             raise
+        finally:
+            if self._opening.get(key) is ticket:
+                del self._opening[key]
         timer = asyncio.get_running_loop().call_later(ctx.deadline_s, self._expire, key, transfer)
         self._open[key] = _Open(transfer, snapshot, ctx.term, timer)
         return transfer.offers
 
     async def close(self, sync_id: str, ctx: Mutation) -> None:
-        """End the sync's transfers. Nothing happens if there are none."""
+        """End the sync's transfers, those that are being opened too. Nothing happens if there are none."""
+        for key in [key for key in self._opening if key[:2] == (ctx.run_id, sync_id)]:
+            del self._opening[key]
         for key in [key for key in self._open if key[:2] == (ctx.run_id, sync_id)]:
             await self._close(key)
 
     async def close_all(self) -> None:
         """End every transfer."""
+        self._opening.clear()
         for key in list(self._open):
             await self._close(key)
         await asyncio.gather(*self._closing)
 
-    async def _fence(self, ctx: Mutation) -> None:
-        for key, held in list(self._open.items()):
-            if key[0] == ctx.run_id and held.term > ctx.term:
-                raise FencedError(f"term {ctx.term} of run {ctx.run_id} is over: term {held.term} has a transfer open")
-            if key[0] == ctx.run_id and held.term < ctx.term:
-                await self._close(key)
+    def _fence(self, ctx: Mutation) -> list[tuple[str, str, str]]:
+        """What older leaders have open, to be closed; what they are opening has lost its ticket. FencedError if a newer
+        one is there."""
+        held = {key: one.term for key, one in self._open.items() if key[0] == ctx.run_id}
+        opening = {key: one.term for key, one in self._opening.items() if key[0] == ctx.run_id}
+        newest = max((*held.values(), *opening.values()), default=ctx.term)
+        if newest > ctx.term:
+            raise FencedError(f"term {ctx.term} of run {ctx.run_id} is over: term {newest} has a transfer open")
+        for key in [key for key, term in opening.items() if term < ctx.term]:
+            del self._opening[key]
+        return [key for key, term in held.items() if term < ctx.term]
 
     async def _close(self, key: tuple[str, str, str]) -> None:
         held = self._open.pop(key, None)
