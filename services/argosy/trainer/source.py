@@ -83,7 +83,7 @@ class PublishedWeights:
             if form is WeightsForm.ADAPTER:
                 # Each the memory of a whole model; the base goes if nobody asked for it since the adapter before.
                 outdated = [WeightsForm.MERGED] if self._lacks_base(lineage) else [WeightsForm.MERGED, WeightsForm.BASE]
-            kept = _Published(self._freeze(backend, lineage, step, form), revision)
+            kept = _Published(self._freeze_or_forget(backend, lineage, step, form), revision)
             self._kept[form] = kept
         self._last = form
         for other in outdated:
@@ -92,6 +92,15 @@ class PublishedWeights:
 
     def _lacks_base(self, lineage: str) -> bool:
         return self._base is None or self._base.lineage != lineage
+
+    def _freeze_or_forget(self, backend: Backend, lineage: str, step: int, form: WeightsForm) -> Snapshot:
+        """As `_freeze`; one that fails half way has overwritten the version before, to which no delta may be then."""
+        try:
+            return self._freeze(backend, lineage, step, form)
+        except BaseException:
+            if form in self._kept and self._kept[form].snapshot.is_retired:
+                del self._kept[form]
+            raise
 
     def _freeze(self, backend: Backend, lineage: str, step: int, form: WeightsForm) -> Snapshot:
         reuse = self._kept[form].snapshot if form in self._kept else None
@@ -133,7 +142,8 @@ class PublishedWeights:
         return self.snapshot
 
     def _holding(self, version: PolicyVersion) -> Snapshot:
-        held = [kept.snapshot for kept in self._kept.values() if kept.snapshot.manifest.version == version]
+        # A copy: the compute thread may publish another form meanwhile.
+        held = [kept.snapshot for kept in list(self._kept.values()) if kept.snapshot.manifest.version == version]
         return held[0] if held else self.published()
 
 

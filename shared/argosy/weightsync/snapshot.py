@@ -159,6 +159,11 @@ class Snapshot:
         """The bytes, for transports of this process: not to be written to."""
         return self._buffer
 
+    @property
+    def is_retired(self) -> bool:
+        """Whether it serves nothing any more, and its bytes may be others."""
+        return self._retired
+
     def retire(self) -> FlatBuffer | None:
         """Serve nothing from now on; returns the buffer for reuse, or None while a stream still reads it."""
         self._retired = True

@@ -11,9 +11,13 @@ import torch
 from argosy.modeling.tiny import save_tiny_model
 from argosy.trainer.core import Trainer
 from argosy.trainer.export import TOKENIZER_FILES
+from argosy.trainer.options import LoraOptions
 from argosy.types.errors import NotFoundError, StorageError
-from argosy.types.records import LossConfig, UpdateConfig
+from argosy.types.ids import PolicyVersion
+from argosy.types.records import LossConfig, UpdateConfig, WeightsForm
 from argosy.weightsync import Staging
+from argosy.weightsync.freezing import SnapshotWriter
+from argosy.weightsync.transports import SendOptions
 from support.training import grouped_batch, mutation, with_own_log_probs
 
 ONE_STEP = UpdateConfig(LossConfig(), mini_batch_size=12)
@@ -209,3 +213,50 @@ async def test_an_export_of_a_model_without_a_tokenizer_has_none(
     names = await make_trainer(bare).export_hf(str(tmp_path / "hf"), mutation(0))
     assert "tokenizer.json" not in names
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["model_type"] == "llama"
+
+
+async def test_weights_are_looked_up_while_another_form_is_published(make_trainer: Any) -> None:
+    """The event loop serves chunks while the compute thread adds a form: here exactly between two of them."""
+    trainer = make_trainer(lora=LoraOptions(rank=2, alpha=4))
+    merged = await trainer.publish_weights("main", 0, mutation(0))
+    source = trainer.weight_source()
+    published: list[Any] = []
+
+    class Meddling(PolicyVersion):
+        def __eq__(self, other: object) -> bool:
+            if not published:
+                published.append(source.publish(trainer._backend, "main", 0, WeightsForm.BASE, 0))
+            return bool(other == merged.version)
+
+        __hash__ = PolicyVersion.__hash__
+
+    asked = Meddling(merged.version.lineage, merged.version.step, merged.version.digest)
+    assert source._holding(asked).manifest == merged
+    assert published
+
+
+async def test_a_version_that_was_overwritten_half_way_is_the_base_of_no_delta(
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(send=SendOptions(delta=True))
+    await trainer.publish_weights("main", 0, mutation(0))
+    await trained(trainer)
+    put = SnapshotWriter.put
+    calls = 0
+
+    def failing(self: SnapshotWriter, name: str, tensor: torch.Tensor) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise MemoryError("no room")
+        put(self, name, tensor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SnapshotWriter, "put", failing)
+        with pytest.raises(MemoryError):
+            await trainer.publish_weights("main", 1, mutation(1))
+    assert (await trainer.status()).version is None
+    await trainer.publish_weights("main", 1, mutation(1, request_id="again"))
+    assert trainer.weight_source().published().delta is None
+    received, ours = await fetch(trainer), model_state(trainer)
+    assert all(torch.equal(value, ours[name]) for name, value in received.items())
