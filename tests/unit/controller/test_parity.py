@@ -1,21 +1,40 @@
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
 import numpy as np
 import pytest
 
 from argosy.config import Config
+from argosy.controller.context import RunContext, Services
+from argosy.controller.ledger import Ledger
 from argosy.controller.stages.parity import (
     BFLOAT16,
     FLOAT32,
     PROMPT_COUNT,
     SAMPLE_COUNT,
+    ParityGate,
     bound_of,
     canary_requests,
     judge,
 )
-from argosy.types.errors import CorruptDataError
+from argosy.controller.stages.rollout import RolloutStage
+from argosy.membership.memory import MemoryMembership
+from argosy.types.batch import TrajectoryBatch
+from argosy.types.errors import (
+    ArgosyError,
+    CorruptDataError,
+    DeadlineError,
+    OverloadedError,
+    StateError,
+    UnavailableError,
+)
 from argosy.types.ids import GroupId
-from argosy.types.records import Prompt
+from argosy.types.records import Completion, GenerateRequest, Prompt, RolloutStatus
+from unit.config.effects import recorded as services
+from unit.config.effects.recorded import run_recorded
 
 PROMPTS = [Prompt(GroupId(0, i), tuple(range(5, 25 + i)), "toy", "") for i in range(4)]
 
@@ -67,3 +86,53 @@ def test_the_canary_draws_from_the_full_distribution_at_the_training_temperature
 def test_the_canary_stays_within_the_context() -> None:
     config = Config().with_values({"actor_rollout_ref.rollout.max_model_len": 21})
     assert [request.params.max_tokens for request in canary_requests(config, PROMPTS)] == [1] * SAMPLE_COUNT
+
+
+class Away:
+    """Answers whoever asks how it is, and samples nothing."""
+
+    def __init__(self, error: ArgosyError) -> None:
+        self._error = error
+
+    async def status(self) -> RolloutStatus:
+        return RolloutStatus(None, "ready", 0, 0, 4, 0, 0, 64)
+
+    async def generate(self, requests: Sequence[GenerateRequest], *, deadline_s: float) -> AsyncIterator[Completion]:
+        raise self._error
+        yield
+
+
+@pytest.mark.parametrize("kind", [UnavailableError, DeadlineError, OverloadedError, StateError])
+async def test_a_member_that_can_not_answer_is_left_to_generation(tmp_path: Path, kind: type[ArgosyError]) -> None:
+    roles = Services({"rollout-0": cast(Any, Away(kind("not now")))}, cast(Any, None), cast(Any, None), None)
+    ctx = RunContext(Config(), "run", 1, roles, Ledger(tmp_path / "ledger", 1), MemoryMembership())
+    assert await ParityGate(ctx, RolloutStage(ctx), PROMPTS).check(1) == {}
+
+
+async def test_colocated_the_trainer_computes_only_while_the_servers_sleep(
+    small_job: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The canary's log-probs too: the servers sample it, sleep with their weights, and wake when the trainer is off."""
+    generate, compute = services._Rollout.generate, services._LogProbs.compute_log_probs
+
+    async def noted(
+        self: services._Rollout, requests: Sequence[GenerateRequest], *, deadline_s: float
+    ) -> AsyncIterator[Completion]:
+        self._recorded.turns.append(f"sample {requests[0].purpose}")
+        async for completion in generate(self, requests, deadline_s=deadline_s):
+            yield completion
+
+    async def computed(self: services._LogProbs, batch: TrajectoryBatch, *args: Any, **named: Any) -> TrajectoryBatch:
+        self._recorded.turns.append("canary" if len(batch) == PROMPT_COUNT * SAMPLE_COUNT else "other")
+        return await compute(self, batch, *args, **named)
+
+    monkeypatch.setattr(services._Rollout, "generate", noted)
+    monkeypatch.setattr(services._LogProbs, "compute_log_probs", computed)
+    job = small_job.with_values({
+        "argosy.colocated": True, "argosy.sleep_level": 2, "argosy.parity.enabled": True,
+        "trainer.total_training_steps": 2, "actor_rollout_ref.actor.use_kl_loss": False,
+    })  # fmt: skip
+    turns = (await run_recorded(job, monkeypatch)).turns
+    gate = ["sample warmup", "sleep 1", "canary", "offload", "wake"]
+    step = ["offload", "sample train", "sleep 2", "update", "offload", "wake", *gate]
+    assert turns == [*gate, *step, *step]

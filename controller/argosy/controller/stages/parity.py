@@ -7,6 +7,7 @@ was left behind, a cache of the old weights, another temperature or another rota
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,11 +16,13 @@ import numpy.typing as npt
 
 from argosy.config import Config
 from argosy.controller.context import RunContext
-from argosy.controller.stages.rollout import RolloutStage
+from argosy.controller.stages.rollout import AWAY, RolloutStage
 from argosy.types.batch import TrajectoryBatch
-from argosy.types.errors import CorruptDataError, UnavailableError
+from argosy.types.errors import CorruptDataError, OverloadedError
 from argosy.types.ids import SampleId
 from argosy.types.records import Completion, FinishReason, GenerateRequest, Prompt, SamplingParams
+
+log = logging.getLogger(__name__)
 
 Gaps = npt.NDArray[np.float64]
 
@@ -89,18 +92,19 @@ class ParityGate:
         """Metrics parity/log_prob_diff_{max,mean} over all members (nats); empty when the gate is off.
 
         A member that can't answer is left to the next generation, which knows what to do about it. A member that turns
-        out to be unlike the trainer stops the run: CorruptDataError names it.
+        out to be unlike the trainer stops the run: CorruptDataError names it. Where trainer and engines take turns on
+        one device, all sample before the trainer computes, and sleep while it does.
         """
         if not self._ctx.config.argosy.parity.enabled or not self._requests:
             return {}
         members = sorted(self._rollout.usable)
         answers = await asyncio.gather(*(self._sample(member, step) for member in members))
-        differences = []
-        for member, completions in zip(members, answers, strict=True):
-            if completions:
-                differences.append(await self._compare(member, completions))
-        if not differences:
+        sampled = {member: found for member, found in zip(members, answers, strict=True) if found}
+        if not sampled:
             return {}
+        await self._rollout.stand_aside(step)
+        differences = [await self._compare(member, completions) for member, completions in sampled.items()]
+        await self._rollout.come_back(step)
         gaps = np.concatenate(differences)
         return {"parity/log_prob_diff_max": float(gaps.max()), "parity/log_prob_diff_mean": float(gaps.mean())}
 
@@ -114,7 +118,8 @@ class ParityGate:
             # Other noise each step, so that other tokens are compared; a resumed run repeats it.
             requests = [replace(one, sample_id=replace(one.sample_id, attempt=step)) for one in self._requests]
             found = [one async for one in server.generate(requests, deadline_s=self._ctx.deadline_s)]
-        except UnavailableError:
+        except (*AWAY, OverloadedError) as error:
+            log.warning("%s can't be compared with the trainer after step %d: %s", member, step, error)
             return []
         return [one for one in found if one.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) and one.token_ids]
 

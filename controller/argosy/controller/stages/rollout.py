@@ -24,6 +24,8 @@ MAX_ROUNDS = 5
 ROUND_PAUSE_S = 0.5
 AWAY = (UnavailableError, DeadlineError, StateError)
 """What one server's answer may be without being the run's loss: gone, stuck, or draining, stale, asleep."""
+KEEPS_WEIGHTS = 1
+"""The level of sleep after which a server goes on as it was."""
 
 
 class RolloutStage:
@@ -65,18 +67,31 @@ class RolloutStage:
 
     async def sleep(self, step: int) -> None:
         """Let every server free the devices that the trainer needs too, if they are shared. Nothing is in flight."""
-        ctx = self._ctx
-        if self._colocated and not self._asleep:
-            level = ctx.config.argosy.sleep_level
-            await self._each(lambda name, server: server.sleep(level, ctx.mutation("sleep", ctx.term, step, name)))
-            self._asleep = True
+        await self._lie_down(self._ctx.config.argosy.sleep_level, "sleep", step)
 
     async def wake(self, step: int) -> None:
         """Let the servers take their memory again, before new weights come; trainers have left the devices by then."""
+        await self._get_up("wake", step)
+
+    async def stand_aside(self, step: int) -> None:
+        """Let the trainer have shared devices between a sync and the next generation; the weights are kept."""
+        await self._lie_down(KEEPS_WEIGHTS, "stand-aside", step)
+
+    async def come_back(self, step: int) -> None:
+        """End `stand_aside`: the trainer leaves the devices, the servers wake up."""
+        await self._get_up("come-back", step)
+
+    async def _lie_down(self, level: int, why: str, step: int) -> None:
+        ctx = self._ctx
+        if self._colocated and not self._asleep:
+            await self._each(lambda name, server: server.sleep(level, ctx.mutation(why, ctx.term, step, name)))
+            self._asleep = True
+
+    async def _get_up(self, why: str, step: int) -> None:
         ctx = self._ctx
         if self._asleep:
             await self._clear_devices()
-            await self._each(lambda name, server: server.wake(ctx.mutation("wake", ctx.term, step, name)))
+            await self._each(lambda name, server: server.wake(ctx.mutation(why, ctx.term, step, name)))
             self._asleep = False
 
     async def _clear_devices(self) -> None:
