@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from argosy.config import Config
-from argosy.controller.ledger import read_segment
+from argosy.controller.context import RunContext, Services
+from argosy.controller.ledger import Ledger, read_segment
+from argosy.controller.stages import load as load_module
+from argosy.controller.stages.generation import GenerationStage
 from argosy.controller.stages.load import ServerLoad
+from argosy.controller.stages.rollout import RolloutStage
+from argosy.membership.memory import MemoryMembership
 from argosy.roles.rollout import Rollout
 from argosy.rollout.core import HfRollout, HfRolloutOptions
 from argosy.text.tokenizer import load_tokenizer
@@ -106,13 +114,52 @@ async def test_counters_of_a_server_that_began_anew_count_from_zero() -> None:
     assert "rollout/kv_used_frac" not in found  # over before the first look: nobody knows
 
 
+async def test_a_server_seen_first_within_a_step_does_not_bring_its_past() -> None:
+    known = _Told(RolloutStatus(None, "ready", 0, 0, 4, 1000, 0, 64))
+    members: dict[str, Rollout] = {"rollout-0": known}
+    load = ServerLoad(lambda: members)
+    began = time.perf_counter()
+    async with load.watched():
+        members["rollout-1"] = newcomer = _Told(RolloutStatus(None, "ready", 0, 0, 4, 10**9, 0, 64))
+        await load._look()
+        known.told = replace(known.told, generated_token_count=1030)
+        newcomer.told = replace(newcomer.told, generated_token_count=10**9 + 20)
+        await asyncio.sleep(0.05)
+    found = load.metrics()
+    assert 50 / (time.perf_counter() - began) <= found["rollout/tokens_per_second"] <= 50 / 0.05
+    async with load.watched():
+        del members["rollout-0"], members["rollout-1"]
+    assert load.metrics() == {}
+
+
+async def test_a_server_that_does_not_answer_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_module, "ANSWER_TIMEOUT_S", 0.05)
+    load = ServerLoad(lambda: {"rollout-0": _Told(RolloutStatus(None, "ready", 0, 0, 4, 0, 0, 64)), "hung": _Hung()})
+    async with asyncio.timeout(5), load.watched():
+        pass
+    assert load.metrics()["rollout/tokens_per_second"] == 0
+
+
+async def test_servers_that_get_no_samples_are_not_asked(tmp_path: Path) -> None:
+    used, unused = (_Told(RolloutStatus(None, "ready", 0, 0, 4, 0, 0, 64)) for _ in range(2))
+    roles = Services({"rollout-0": used, "rollout-1": unused}, *cast(Any, (None, None, None)))
+    ctx = RunContext(Config(), "run", 1, roles, Ledger(tmp_path / "ledger", 1), MemoryMembership())
+    rollout = RolloutStage(ctx)
+    rollout.usable.discard("rollout-1")
+    async with GenerationStage(ctx, rollout, lambda *_: None)._load.watched():
+        pass
+    assert (used.asked, unused.asked) == (2, 0)
+
+
 class _Told(HfRollout):
     """Only its status is asked for."""
 
     def __init__(self, told: RolloutStatus) -> None:
         self.told = told
+        self.asked = 0
 
     async def status(self) -> RolloutStatus:
+        self.asked += 1
         return self.told
 
 
@@ -122,3 +169,9 @@ class _Away(_Told):
 
     async def status(self) -> RolloutStatus:
         raise UnavailableError("gone")
+
+
+class _Hung(_Away):
+    async def status(self) -> RolloutStatus:
+        await asyncio.sleep(60)
+        raise AssertionError("nobody waits so long")

@@ -42,7 +42,7 @@ class GenerationStage:
         self._on_stage = on_stage
         self._n = ctx.config.actor_rollout_ref.rollout.n
         self._greedy = "baseline" in estimator_needs(ctx.config.algorithm.adv_estimator)
-        self._load = ServerLoad(lambda: {name: ctx.services.rollouts[name] for name in rollout.members()})
+        self._load = ServerLoad(lambda: {name: ctx.services.rollouts[name] for name in rollout.in_use()})
 
     async def generate(self, step: int, prompts: Sequence[Prompt]) -> GenerationBatch:
         """Answers and outcomes of all prompts. Raises RewardsUnusableError when too many could not be judged."""

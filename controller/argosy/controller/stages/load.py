@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 FIRST_LOOK_S = 0.2
 LONGEST_PAUSE_S = 2.0
 """Between two looks; the pauses double from the first to this."""
+ANSWER_TIMEOUT_S = 1.0
+"""Generation waits for the looks before and after it: a server that is slower to answer is passed over."""
 
 _COUNTERS = (
     "generated_token_count", "prompt_token_count", "prompt_cached_token_count", "refused_sample_count",
@@ -30,6 +32,8 @@ class _Seen:
 
     seconds: float = 0.0
     grown: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTERS, 0))
+    counted: bool = False
+    """Whether any server was seen twice: else nobody knows what has grown."""
     looks: int = 0
     """While samples ran: what follows was seen in these."""
     kv_used_frac: float = 0.0
@@ -53,9 +57,8 @@ class ServerLoad:
     async def watched(self) -> AsyncIterator[None]:
         """What is done within it is looked at. A server that can't tell is passed over: whether it is lost, those who
         wait for its samples find out."""
-        await self._look(
-            counting=False, busy=False
-        )  # what grew before (validation, the parity check) is not this step's
+        self._last.clear()  # what grew before (validation, the parity check) is not this step's
+        await self._look(busy=False)
         began = time.monotonic()
         watching = asyncio.create_task(self._keep_looking())
         try:
@@ -67,9 +70,9 @@ class ServerLoad:
         await self._look(busy=False)
 
     def metrics(self) -> dict[str, float]:
-        """Of everything watched since the last call; nothing at all if no server told anything."""
+        """Of everything watched since the last call; nothing at all if no server told enough."""
         seen, self._seen = self._seen, _Seen()
-        if not self._last or not seen.seconds:
+        if not seen.counted or not seen.seconds:
             return {}
         prompt_tokens = seen.grown["prompt_token_count"]
         found = {
@@ -93,21 +96,20 @@ class ServerLoad:
             await self._look()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    async def _look(self, *, counting: bool = True, busy: bool = True) -> None:
+    async def _look(self, *, busy: bool = True) -> None:
         servers = self._members()
         found = await asyncio.gather(*(_ask(name, server) for name, server in servers.items()))
         told = {name: status for name, status in zip(servers, found, strict=True) if status is not None}
-        if counting:
-            for name, status in told.items():
-                self._grow(name, status)
+        for name in told.keys() & self._last.keys():  # one that is seen first may have grown before this step
+            self._grow(self._last[name], told[name])
         if busy and told:
             self._compare(told.values())
         self._last |= told
 
-    def _grow(self, name: str, status: RolloutStatus) -> None:
-        last = self._last.get(name)
+    def _grow(self, last: RolloutStatus, status: RolloutStatus) -> None:
+        self._seen.counted = True
         for counter in _COUNTERS:
-            now, before = getattr(status, counter), getattr(last, counter, 0)
+            now, before = getattr(status, counter), getattr(last, counter)
             self._seen.grown[counter] += now - before if now >= before else now  # less: the server began anew
 
     def _compare(self, statuses: Iterable[RolloutStatus]) -> None:
@@ -122,7 +124,8 @@ class ServerLoad:
 
 async def _ask(name: str, server: Rollout) -> RolloutStatus | None:
     try:
-        return await server.status()
-    except ArgosyError as error:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            return await server.status()
+    except (ArgosyError, TimeoutError) as error:
         log.debug("%s doesn't tell how busy it is: %s", name, error)
         return None

@@ -97,7 +97,7 @@ class ParityGate:
         """
         if not self._ctx.config.argosy.parity.enabled or not self._requests:
             return {}
-        members = sorted(self._rollout.usable)
+        members = self._rollout.in_use()
         answers = await asyncio.gather(*(self._sample(member, step) for member in members))
         sampled = {member: found for member, found in zip(members, answers, strict=True) if found}
         if not sampled:

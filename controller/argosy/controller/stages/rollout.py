@@ -52,6 +52,10 @@ class RolloutStage:
         self.usable -= gone
         return sorted(set(self._ctx.services.rollouts) - gone)
 
+    def in_use(self) -> list[str]:
+        """The members that get samples, in order."""
+        return [member for member in self.members() if member in self.usable]
+
     async def check_sleep(self) -> None:
         """Refuse, before the first token, servers that can't sleep as a colocated run needs it. Raises ConfigError."""
         if not self._colocated:
@@ -116,9 +120,8 @@ class RolloutStage:
                 self.usable.discard(member)
 
         async with asyncio.TaskGroup() as calls:
-            for member in self.members():
-                if member in self.usable:
-                    calls.create_task(reach(member))
+            for member in self.in_use():
+                calls.create_task(reach(member))
 
     async def synced(self, members: Sequence[str], version: PolicyVersion) -> None:
         """These took the weights that all must hold from now on, and are used; one that had turned requests away only
@@ -129,7 +132,7 @@ class RolloutStage:
 
     def metrics(self) -> dict[str, float]:
         """What each pool did for training since the last call."""
-        return self._capacities.metrics(self.usable.intersection(self.members()))
+        return self._capacities.metrics(self.in_use())
 
     async def generate(self, requests: Sequence[GenerateRequest], sink: Sink) -> None:
         """Hand each request's completion to `sink`, exactly once, as it ends.
@@ -155,7 +158,7 @@ class RolloutStage:
             )
 
     async def _round(self, waiting: dict[SampleId, GenerateRequest], sink: Sink) -> Exception | None:
-        usable = [member for member in self.members() if member in self.usable]
+        usable = self.in_use()
         await self._learn_slots(usable)
         weights = dict.fromkeys(usable, 1.0) if self._even else self._capacities.weights(usable)
         shares = assign_groups(list(waiting.values()), weights)
