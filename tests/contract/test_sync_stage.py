@@ -20,7 +20,7 @@ from argosy.trainer.backends import make_backend
 from argosy.trainer.core import Trainer
 from argosy.trainer.options import LoraOptions, OptimizerOptions, TrainerOptions
 from argosy.trainer.schedule import Schedule
-from argosy.types.errors import UnavailableError
+from argosy.types.errors import DeadlineError, UnavailableError
 from argosy.types.records import Completion, LossConfig, UpdateConfig
 from argosy.weightsync.chain import read_links
 from argosy.weightsync.transports import SendOptions
@@ -167,3 +167,18 @@ async def test_a_server_that_drains_costs_its_share_and_stays_out(
     version = await publish_and_sync(ctx, stage, 1)
     assert (await rollouts["rollout-1"].status()).version == version
     assert stage.usable == {"rollout-0"}
+
+
+async def test_weights_that_arrived_count_though_the_transfer_can_not_be_closed(
+    make_rollout: MakeRollout, trainers: list[Trainer], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, core = make_trainer(trainers, tiny), make_rollout()
+    ctx = context(tmp_path, trainer, {"rollout-0": core})
+
+    async def close_transfer(*_: object) -> None:
+        raise DeadlineError("close_transfer took longer than it may")
+
+    monkeypatch.setattr(trainer, "close_transfer", close_transfer)
+    version = await publish_and_sync(ctx, RolloutStage(ctx), 0)
+    assert (await core.status()).version == version
+    assert ctx.counters["sync/failed_closes"] == 1
