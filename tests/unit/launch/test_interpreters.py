@@ -64,3 +64,10 @@ async def test_ones_that_do_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "ended with code 3" in await problems({key: script(tmp_path, "exit 3")})
     monkeypatch.setattr(interpreters, "PROBE_TIMEOUT_S", 0.3)
     assert "did not answer within 0.3 s" in await problems({key: script(tmp_path, "exec sleep 60")})
+
+
+async def test_pools_that_differ_in_their_environment_only_are_asked_both(tmp_path: Path) -> None:
+    python = script(tmp_path, f'test -n "$BREAKS" && exit 3; exec {sys.executable} "$@"')
+    pools = {"well": {}, "broken": {"env": {"BREAKS": "yes"}}, "same": {"env": {"BREAKS": "so"}}}
+    found = await problems({"argosy.services.rollout.python": python, "argosy.pools": pools})
+    assert found.count(f"argosy.services.rollout.python: {python} ended with code 3") == 1

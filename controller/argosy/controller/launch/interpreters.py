@@ -42,16 +42,18 @@ class _Question:
     python: str | None
     role: str
     package: str
-    env: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """What is added to the environment, by name: it may decide what the interpreter finds."""
 
 
 async def check_interpreters(members: Sequence[PlannedMember]) -> None:
     """Ask every interpreter that is named, each once for each thing it is for. Raises ConfigError with all problems."""
     questions = {
-        _Question(m.python_key, m.python, m.role, ENGINE_PACKAGES.get(m.engine, ""), m.env): None for m in members
+        _Question(m.python_key, m.python, m.role, ENGINE_PACKAGES.get(m.engine, ""), tuple(sorted(m.env.items()))): None
+        for m in members
     }
     answers = await asyncio.gather(*(_ask(question) for question in questions))
-    problems = [answer for answer in answers if answer]
+    problems = list(dict.fromkeys(answer for answer in answers if answer))
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -76,7 +78,7 @@ async def _probe(question: _Question, python: str) -> str:
     try:
         process = await asyncio.create_subprocess_exec(
             python, "-c", _PROBE, question.package, *modules,
-            env={**os.environ, **question.env},
+            env={**os.environ, **dict(question.env)},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
