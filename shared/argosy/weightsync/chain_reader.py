@@ -73,12 +73,12 @@ def read_version(
     raise CorruptDataError(f"weights {manifest.version.short} can't be read from {folder}: {told}")
 
 
-def sound_chain(links: Sequence[Link], manifest: WeightsManifest) -> bool:
+def sound_chain(links: Sequence[Link], manifest: WeightsManifest, guard: Guard) -> bool:
     """Whether some chain from a base gives exactly the manifest's version. Reads it, and needs its memory meanwhile."""
     target = FlatBuffer(manifest.tensors)
     for chain in chains_to(links, manifest.version):
         try:
-            _read_chain(chain, manifest, target, lambda work: work())
+            _read_chain(chain, manifest, target, guard)
         except (CorruptDataError, OSError):
             continue
         return True

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
 import shutil
 import struct
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,8 +48,15 @@ SHARD_BYTES = 1 << 30
 RECORD_HEADER = struct.Struct("<QIII")
 """Before each delta record in a file: offset in the tensor, bytes it stands for, bytes of the record, crc32 of it."""
 
+WRITER_LOCK = ".writer.lock"
+"""A file in the folder that is locked while somebody writes there; the system lets it go with its process."""
+
 _WRITING = threading.Lock()
 """One link at a time in this process: two writers of one version would number theirs alike."""
+_LOOK_S = 0.05
+"""Between two looks at `stop`, of one that waits for the writer before it."""
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+"""Of file systems without file locks: there the folder must be told apart by hand, as docs/weights.md says."""
 
 
 def publish(folder: Path, snapshot: Snapshot, settings: ChainSettings, stop: threading.Event) -> list[Link]:
@@ -57,25 +67,69 @@ def publish(folder: Path, snapshot: Snapshot, settings: ChainSettings, stop: thr
     it is sound, it is written whole.
 
     Raises:
-        StorageError: the disk is full or can't be written. What was there before is as it was.
-        AbortedError: `stop` was set.
+        StorageError: the disk is full or can't be written, or another process writes to the folder. What was there
+            before is as it was.
+        AbortedError: `stop` was set, also while an earlier writer of this process hung.
     """
-    from argosy.weightsync.chain_reader import sound_chain
-
-    with _WRITING:
+    with _first_of_process(stop):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            links = read_links(folder)
-            version = snapshot.manifest.version
-            if any(link.version == version for link in links):
-                kinds = [] if sound_chain(links, snapshot.manifest) else [BASE]
-            else:
-                kinds = _kinds(links, snapshot.delta, settings)
-            written = [_write(folder, snapshot, kind, stop) for kind in kinds]
-            prune(folder, settings.keep)
+            with _only_writer(folder):
+                written = [_write(folder, snapshot, kind, stop) for kind in _needed(folder, snapshot, settings, stop)]
+                prune(folder, settings.keep)
         except OSError as error:
             raise _failed(error, folder) from error
         return written
+
+
+@contextlib.contextmanager
+def _first_of_process(stop: threading.Event) -> Iterator[None]:
+    """An earlier writer may hang on a dead file server: who waits for it still keeps its own deadline."""
+    while not _WRITING.acquire(timeout=_LOOK_S):
+        _check(stop)
+    try:
+        yield
+    finally:
+        _WRITING.release()
+
+
+@contextlib.contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    """Two trainers in one folder would remove each other's half-written links and old versions."""
+    descriptor = os.open(folder / WRITER_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StorageError(
+                f"another process writes weights to {folder} just now: give each trainer a folder of its own, by "
+                "argosy.weight_sync.disk_path"
+            ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _needed(folder: Path, snapshot: Snapshot, settings: ChainSettings, stop: threading.Event) -> list[str]:
+    """Kinds of the links that the folder lacks."""
+    from argosy.weightsync.chain_reader import sound_chain
+
+    def guard(work: Callable[[], None]) -> None:
+        _check(stop)
+        work()
+
+    links = read_links(folder)
+    if any(link.version == snapshot.manifest.version for link in links):
+        return [] if sound_chain(links, snapshot.manifest, guard) else [BASE]
+    return _kinds(links, snapshot.delta, settings)
+
+
+def _check(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise AbortedError("writing the weights was given up: its deadline has passed")
 
 
 def _kinds(links: list[Link], delta: Delta | None, settings: ChainSettings) -> list[str]:
@@ -103,6 +157,7 @@ def _write(folder: Path, snapshot: Snapshot, kind: str, stop: threading.Event) -
         (partial / RECORD).write_bytes(write_record(link))
         _sync(partial / RECORD)
         _sync(partial)
+        _check(stop)  # a writer that hung on its file server must not bring an old version forth, hours later
         partial.rename(place)
         _sync(folder)
     except (OSError, SafetensorError) as error:
@@ -115,8 +170,7 @@ def _write(folder: Path, snapshot: Snapshot, kind: str, stop: threading.Event) -
 def _write_base(partial: Path, snapshot: Snapshot, stop: threading.Event) -> Iterator[LinkFile]:
     specs = {spec.name: spec for spec in snapshot.manifest.tensors if not spec.tied_to}
     for number, names in enumerate(_shards({name: spec.size_bytes for name, spec in specs.items()}), 1):
-        if stop.is_set():
-            raise AbortedError("writing the weights was given up: its deadline has passed")
+        _check(stop)
         views = snapshot.buffer.views
         tensors = {name: tensor_over(views[name], specs[name].shape, specs[name].dtype) for name in names}
         checksums = {name: specs[name].checksum for name in names}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from argosy.types.errors import (
     StorageError,
 )
 from argosy.types.records import TransferOffer
-from argosy.weightsync import Snapshot, Staging
+from argosy.weightsync import Snapshot, Staging, chain_writer
 from argosy.weightsync.chain import ChainSettings, Link, chains_to, read_links
 from argosy.weightsync.chain_reader import read_version
 from argosy.weightsync.chain_writer import publish
@@ -398,6 +400,135 @@ async def test_a_writer_gives_up_at_the_deadline(tmp_path: Path) -> None:
         publish(tmp_path, Sender(tmp_path).freeze(), ChainSettings(), stop)
     assert read_links(tmp_path) == []
     assert leftovers(tmp_path) == []
+
+
+async def test_a_writer_that_hung_brings_no_old_version_forth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline passes while the last file is being synced: the link is not moved to its place any more."""
+    stop = threading.Event()
+    whole_sync = chain_writer._sync
+
+    def sync(path: Path) -> None:
+        whole_sync(path)
+        if path.name.startswith(".partial-"):
+            stop.set()
+
+    monkeypatch.setattr(chain_writer, "_sync", sync)
+    with pytest.raises(AbortedError):
+        publish(tmp_path, Sender(tmp_path).freeze(), ChainSettings(), stop)
+    assert read_links(tmp_path) == []
+    assert leftovers(tmp_path) == []
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A file server that does not answer until the event is set: no file can be synced."""
+    alive = threading.Event()
+    whole_sync = chain_writer._sync
+
+    def sync(path: Path) -> None:
+        alive.wait(30)
+        whole_sync(path)
+
+    monkeypatch.setattr(chain_writer, "_sync", sync)
+    yield alive
+    alive.set()
+    with chain_writer._WRITING:  # until the last thread is through
+        pass
+
+
+async def test_what_a_hung_writer_reads_is_held_until_it_has_ended(tmp_path: Path, hanging: threading.Event) -> None:
+    sender = Sender(tmp_path)
+    snapshot = sender.freeze()
+    hurried = dataclasses.replace(PLAN, deadline_s=0.2)
+    threads = threading.active_count()
+    for _ in range(2):  # the second one waits for the first, and gives up in time
+        with pytest.raises(DeadlineError):
+            await asyncio.wait_for(disk_transport.open_transfer(snapshot, hurried, sender.options), 5)
+    assert snapshot._reader_count > 0
+    following = Snapshot.freeze("main", 1, sender.state, reuse=snapshot)
+    assert following.buffer.memory is not snapshot.buffer.memory, "the thread still reads it"
+    hanging.set()
+    end = asyncio.get_running_loop().time() + 10
+    while snapshot._reader_count or threading.active_count() > threads:
+        assert asyncio.get_running_loop().time() < end
+        await asyncio.sleep(0.01)
+    assert read_links(tmp_path) == []
+    assert leftovers(tmp_path) == []
+
+
+async def test_no_more_than_some_threads_wait_for_a_dead_file_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = Sender(tmp_path)
+    snapshot = await sender.send()
+    alive, waiting = threading.Event(), []
+
+    def slow(*arguments: object) -> object:
+        waiting.append(threading.current_thread())
+        alive.wait(30)
+        return read_version(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(disk_transport, "read_version", slow)
+    for _ in range(disk_transport.MAX_LEFT_BEHIND):
+        with pytest.raises(DeadlineError):
+            await take(tmp_path, snapshot, deadline_s=0.02)
+    with pytest.raises(StorageError, match="does not answer"):
+        await take(tmp_path, snapshot, deadline_s=0.02)
+    assert len(waiting) == disk_transport.MAX_LEFT_BEHIND
+    assert all(thread.daemon for thread in waiting), "they would hold up the end of the process"
+    alive.set()
+    for thread in waiting:
+        await asyncio.to_thread(thread.join, 10)
+    await asyncio.sleep(0.01)
+    assert (await take(tmp_path, snapshot)).is_whole
+
+
+WRITER = """
+import sys, threading
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from unit.weightsync.test_disk import Sender
+import argosy.weightsync.chain_writer as writer
+
+whole_sync = writer._sync
+
+def sync(path):
+    print("writing", flush=True)
+    sys.stdin.readline()
+    whole_sync(path)
+
+writer._sync = sync
+sender = Sender(Path({folder!r}))
+writer.publish(sender.folder, sender.freeze(), sender.options.chain, threading.Event())
+"""
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that writes a version, a line of its input for each file that it syncs."""
+    program = WRITER.format(tests=str(Path(__file__).parents[2]), folder=str(tmp_path))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(
+        command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        yield process
+        process.kill()
+
+
+async def test_a_second_writer_is_refused_and_removes_nothing_of_the_first(
+    tmp_path: Path, writer: subprocess.Popen[str]
+) -> None:
+    assert writer.stdout is not None
+    assert await asyncio.to_thread(writer.stdout.readline) == "writing\n"
+    with pytest.raises(StorageError, match="another process writes"):
+        await Sender(tmp_path).send()
+    assert len(leftovers(tmp_path)) == 1, "the first one's"
+    await asyncio.to_thread(writer.communicate, "\n" * 10)
+    assert writer.returncode == 0
+    assert len(read_links(tmp_path)) == 1
+    await Sender(tmp_path).send()  # the same version: found, and sound
+    assert len(read_links(tmp_path)) == 1
 
 
 async def test_unchanged_versions_and_big_models_in_several_files(

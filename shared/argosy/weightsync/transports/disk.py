@@ -7,13 +7,14 @@ is there. The versions stay after the transfer: newcomers read from the nearest 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from argosy.roles.weights import WeightSource
-from argosy.types.errors import AbortedError, DeadlineError, InvalidInputError
+from argosy.types.errors import AbortedError, DeadlineError, InvalidInputError, StorageError
 from argosy.types.records import TransferOffer, WeightsManifest
 from argosy.weightsync.chain_reader import read_version
 from argosy.weightsync.chain_writer import publish
@@ -25,13 +26,17 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+MAX_LEFT_BEHIND = 4
+"""Threads that hang on a dead file server after their deadline: with so many, no further one is sent there."""
+
 
 async def open_transfer(snapshot: Snapshot, plan: TransferPlan, options: SendOptions) -> PlainTransfer:
     """Write what the folder lacks to lead to the snapshot's version.
 
     Raises:
         InvalidInputError: no folder is configured.
-        StorageError: the disk is full or can't be written; what the folder had before is as it was.
+        StorageError: the disk is full or can't be written, or another process writes there; what the folder had before
+            is as it was.
         DeadlineError: the plan's time is up.
     """
     if not options.folder:
@@ -39,10 +44,12 @@ async def open_transfer(snapshot: Snapshot, plan: TransferPlan, options: SendOpt
             "weights can't be sent through a disk without argosy.weight_sync.disk_path", field="folder"
         )
     folder = _absolute(options.folder)
+    snapshot.hold()  # as long as the thread may read it, which can be longer than the transfer is open
     await _within(
         plan.deadline_s,
         f"weights {snapshot.manifest.version.short} could not be written to {folder}",
         lambda stop: publish(folder, snapshot, options.chain, stop.event),
+        ended=snapshot.release,
     )
     told = delta_metrics(snapshot)
     offer = TransferOffer("disk", plan.sync_id, snapshot.manifest.version, str(folder), options=told)
@@ -94,16 +101,56 @@ class Stop:
             work()
 
 
-async def _within(deadline_s: float, what: str, work: Callable[[Stop], Result]) -> Result:
-    """Run `work` in a thread. A thread that hangs on a dead file server is left behind, unable to do harm."""
+async def _within(
+    deadline_s: float, what: str, work: Callable[[Stop], Result], ended: Callable[[], None] = lambda: None
+) -> Result:
+    """Run `work` in a thread. One that hangs on a dead file server is left behind, unable to do harm: `ended` is called
+    in the event loop when it is over, be it long after the deadline."""
     stop = Stop()
-    running = asyncio.ensure_future(asyncio.to_thread(work, stop))
-    running.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to look at it
+    try:
+        running = _in_thread(lambda: work(stop))
+    except BaseException:
+        ended()
+        raise
+    running.add_done_callback(lambda done: ended())
     try:
         async with asyncio.timeout(deadline_s):
             return await asyncio.shield(running)
     except (TimeoutError, asyncio.CancelledError) as error:
         stop.set()
+        _left_behind.add(running)
+        running.add_done_callback(_left_behind.discard)
+        running.add_done_callback(lambda done: done.exception())  # nobody is left to look at it
         if isinstance(error, asyncio.CancelledError):
             raise
         raise DeadlineError(f"{what} within {deadline_s:g} s") from error
+
+
+_left_behind: set[asyncio.Future[Any]] = set()
+
+
+def _in_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
+    """In a thread of its own: hung ones would use up the event loop's, and hold up the end of the process."""
+    hung = sum(not one.done() and not one.get_loop().is_closed() for one in _left_behind)
+    if hung >= MAX_LEFT_BEHIND:
+        raise StorageError(
+            f"{hung} threads still wait for the disk that weights go through, after their deadlines: the file server of "
+            "argosy.weight_sync.disk_path does not answer"
+        )
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def tell(result: Result | None, error: BaseException | None) -> None:
+        future.set_exception(error) if error is not None else future.set_result(cast(Result, result))
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - raised again in the loop
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+            loop.call_soon_threadsafe(tell, result, failure)
+
+    threading.Thread(target=run, name="weights-disk", daemon=True).start()
+    return future
