@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from argosy.types.errors import NotFoundError, StateError, WeightsRefusedError
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import LossConfig, UpdateConfig, WeightsForm, WeightsManifest
 from argosy.weightsync import Snapshot, manifest_digest
-from argosy.weightsync.adapter import MISSING_BASE, merge, save_peft
+from argosy.weightsync.adapter import MISSING_BASE, merge
 from contract.batches import batch_of
 from contract.forms import Form, MakeRollout, collect, mutation, request
 
@@ -231,9 +230,10 @@ async def test_a_server_with_an_adapter_does_not_pass_it_on_as_weights(
         await rollout.weight_source().get_manifest()
 
 
-async def test_peft_reads_what_is_saved_and_merges_alike(tmp_path: Path, tiny: Path, make_lora: MakeLora) -> None:
-    """The files that engines with LoRA of their own load, and our merge against peft's own."""
+async def test_peft_merges_alike(tmp_path: Path, tiny: Path, make_lora: MakeLora) -> None:
+    """Our merge against peft's own, of the adapter in peft's files."""
     import peft
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
     trainer = make_lora()
@@ -241,8 +241,16 @@ async def test_peft_reads_what_is_saved_and_merges_alike(tmp_path: Path, tiny: P
     manifest = await publish(trainer, 1)
     assert manifest.adapter is not None
     tensors = trainer.weight_source().published().tensors()
-    save_peft(tmp_path / "adapter", manifest.adapter, tensors, str(tiny))
-    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["r"] == 4
+    shape = peft.LoraConfig(
+        r=manifest.adapter.rank,
+        lora_alpha=int(manifest.adapter.alpha),
+        target_modules=list(manifest.adapter.target_modules),
+        task_type="CAUSAL_LM",
+        inference_mode=True,
+    )
+    shape.save_pretrained(str(tmp_path / "adapter"))
+    named = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(named, tmp_path / "adapter" / "adapter_model.safetensors", metadata={"format": "pt"})
     base: Any = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     weights = {name: tensor.clone() for name, tensor in base.state_dict().items()}
     ours = weights | merge(manifest.adapter, tensors, weights)

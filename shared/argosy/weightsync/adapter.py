@@ -7,9 +7,7 @@ them, rank, alpha, modules and the digest of the base.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from argosy.types.records import AdapterSpec, TensorSpec
@@ -23,8 +21,6 @@ MISSING_BASE = "adapter_base"
 """`metadata["missing"]` of the NotFoundError of a receiver that doesn't hold the base: send that first."""
 NO_LONE_ADAPTER = "no_lone_adapter"
 """`metadata["state"]` of the StateError of a trainer whose adapter can't be told by one rank and alpha."""
-PEFT_PREFIX = "base_model.model."
-"""Before every name in peft's files."""
 
 
 def adapter_faults(
@@ -62,7 +58,8 @@ def adapter_faults(
 def merge(adapter: AdapterSpec, tensors: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """W + alpha / rank · B·A of every module, [out, in], in W's dtype; new tensors, on W's device.
 
-    Computed in the wider dtype of both and rounded once, as a trainer that merges in float32 and casts does.
+    Computed in the wider dtype of both and rounded once. Where W is what the trainer merges into, these are the bits
+    that it would have sent merged; of a W that was cast on its way (float32 to bfloat16) they may differ by one rounding.
 
     Args:
         adapter: Its spec.
@@ -80,24 +77,3 @@ def merge(adapter: AdapterSpec, tensors: Mapping[str, Tensor], base: Mapping[str
             wide = torch.promote_types(weight.dtype, update.dtype)
             found[f"{module}.weight"] = (weight.to(wide) + update.to(wide)).to(weight.dtype)
     return found
-
-
-def save_peft(folder: Path, adapter: AdapterSpec, tensors: Mapping[str, Tensor], base_model: str) -> None:
-    """Write the adapter as peft does (adapter_config.json, adapter_model.safetensors), for engines that load files."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    named = {f"{PEFT_PREFIX}{name}": tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base_model,
-        "r": adapter.rank,
-        "lora_alpha": adapter.alpha,
-        "target_modules": sorted({module.rpartition(".")[2] for module in adapter.target_modules}),
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "inference_mode": True,
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2))

@@ -11,8 +11,9 @@ copy of a tied one. `NameMap` says which rows of which tensor are which, and mov
 >>> {name: tuple(tensor.shape) for name, tensor in names.to_trainer(held).items()}
 {'attn.q.weight': (4, 2), 'attn.k.weight': (2, 2), 'attn.v.weight': (2, 2), 'embed.weight': (5, 3)}
 
-`names.shapes` and `names.tied` are what an engine's ModelFacts tell of its model, so that `check_manifest` refuses what
-does not fit before the first byte.
+For engines to come: those that are here take the trainer's names as they are. `names.shapes` and `names.tied` are what
+such an engine's ModelFacts would tell of its model, so that `check_manifest` refuses what does not fit before the first
+byte.
 """
 
 from __future__ import annotations

@@ -111,11 +111,6 @@ def give_back(worker: Worker) -> None:
     worker.close_pipes()
 
 
-def warm_up() -> None:
-    """Have a worker ready before the first transfer needs one."""
-    give_back(borrow())
-
-
 def close_idle() -> None:
     """End the workers that wait."""
     with _lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -37,8 +36,6 @@ class SendOptions:
     """disk: how many versions stay, and how many of them are whole."""
     delta: bool = False
     """Tell with each version what changed since the one before: to receivers of streams that hold that, and on disk."""
-    extra: Mapping[str, str] | None = None
-    """Settings of further transports."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,8 +134,8 @@ def _in_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
     hung = sum(not one.done() and not one.get_loop().is_closed() for one in _left_behind)
     if hung >= MAX_LEFT_BEHIND:
         raise StorageError(
-            f"{hung} threads still wait for the disk that weights go through, after their deadlines: the file server of "
-            "argosy.weight_sync.disk_path does not answer"
+            f"{hung} threads still wait for the disk that weights go through, after their deadlines: the file server "
+            "of argosy.weight_sync.disk_path does not answer"
         )
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
