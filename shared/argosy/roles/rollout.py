@@ -18,7 +18,8 @@ class Rollout(Protocol):
 
         A sample that can't be finished is yielded with FinishReason.FAILED or ABORTED and what it has; the iterator
         itself raises only if the whole server is lost (UnavailableError), out of room (OverloadedError), past
-        `deadline_s` (DeadlineError) or if a request is malformed (InvalidInputError names the field).
+        `deadline_s` (DeadlineError), takes no samples now (StateError: stale, draining, asleep) or if a request is
+        malformed (InvalidInputError names the field).
         """
         ...
 
