@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,10 +13,10 @@ from argosy.roles.rollout import Rollout
 from argosy.types.errors import FencedError, InvalidInputError, NotFoundError, StateError
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import TransferOffer
-from argosy.weightsync import Snapshot
+from argosy.weightsync import Snapshot, Staging
 from argosy.weightsync.collective.process import close_idle
 from argosy.weightsync.transfers import Transfers
-from argosy.weightsync.transports import TRANSPORTS, SendOptions
+from argosy.weightsync.transports import TRANSPORTS, SendOptions, load_transport
 from contract.forms import Form, MakeRollout, mutation
 from contract.test_weight_sync import answers, freeze, weights_of
 
@@ -101,6 +102,22 @@ async def test_d10_memory_that_is_another_by_now_leaves_the_old_version_on(
     (again,) = await transfers.open(snapshot, name, "sync-1", 1, mutation())
     await rollout.update_weights("sync-1", source, mutation(), again)
     assert await rollout.finish_weight_update("sync-1", mutation()) == snapshot.manifest.version
+
+
+async def test_a_collective_sender_on_every_interface_reaches_receivers_of_a_group(other_tiny: Path) -> None:
+    """Also: whichever backend is right for both ends is found when they meet, and nobody has to fill the host in."""
+    transfers = Transfers(dataclasses.replace(PARALLEL, host="0.0.0.0", broadcast=True))
+    snapshot = freeze(weights_of(other_tiny))
+    offers = await transfers.open(snapshot, "collective", "sync-1", 2, mutation())
+    assert all(offer.endpoint.startswith(":") and offer.options["backend"] == "auto" for offer in offers)
+    stagings = [Staging(snapshot.manifest) for _ in offers]
+    module = load_transport("collective")
+    await asyncio.gather(*(
+        module.receive(offer, snapshot, snapshot.manifest, staging, 60)
+        for offer, staging in zip(offers, stagings, strict=True)
+    ))  # fmt: skip
+    await transfers.close("sync-1", mutation())
+    assert all(staging.is_whole for staging in stagings)
 
 
 async def test_transfers_are_fenced_and_end_by_themselves(other_tiny: Path, transfers: Transfers) -> None:

@@ -132,6 +132,7 @@ def _send(cfg: Config) -> SendOptions:
         streams=sync.streams,
         host=cfg.argosy.trainer.host,
         backend=sync.collective_backend,
+        device=cfg.argosy.trainer.device,
         broadcast=sync.collective_broadcast,
         folder=sync.disk_path or str(cfg.run_folder / "weights"),
         chain=ChainSettings(sync.disk_base_every, sync.disk_keep),

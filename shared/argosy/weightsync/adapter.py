@@ -59,7 +59,7 @@ def merge(adapter: AdapterSpec, tensors: Mapping[str, Tensor], base: Mapping[str
     """W + alpha / rank · B·A of every module, [out, in], in W's dtype; new tensors, on W's device.
 
     Computed in the wider dtype of both and rounded once. Where W is what the trainer merges into, these are the bits
-    that it would have sent merged; of a W that was cast on its way (float32 to bfloat16) they may differ by one rounding.
+    that it would have sent merged; of a W that was cast on its way (float32 to bfloat16) some differ by a rounding.
 
     Args:
         adapter: Its spec.

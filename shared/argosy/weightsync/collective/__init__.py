@@ -4,5 +4,6 @@
       Worker.call({"op": "open" | "send" | "receive"})  →  maps the parent's buffer, joins the group, moves buckets
       deadline, cancel                                  →  SIGKILL: nothing of the group is left
 
-`worker` is the program, `groups` its process groups, `process` the parent's handle on it.
+`worker` is the program, `joining` how its ends find each other, `groups` its process groups, `process` the parent's
+handle on it.
 """

@@ -25,6 +25,7 @@ IN_FLIGHT = 2
 
 def serve_store(host: str, timeout_s: float) -> TCPStore:
     """A store that listens on one address only, on a free port (torch by itself listens on all of them)."""
+    host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, 0), family=family)
     port = listener.getsockname()[1]
@@ -40,16 +41,19 @@ def serve_store(host: str, timeout_s: float) -> TCPStore:
 
 def join_store(endpoint: str, timeout_s: float) -> TCPStore:
     """The sender's store. DistNetworkError (a RuntimeError) if nobody listens there."""
-    host, _, port = endpoint.rpartition(":")
-    return TCPStore(
-        host.strip("[]"), int(port), is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
-    )
+    host, port = _split(endpoint)
+    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
 
 
-def own_address(endpoint: str) -> str:
-    """The address by which this host reaches an endpoint: where the group has to listen."""
+def _split(endpoint: str) -> tuple[str, int]:
+    """An offer without a host, which no client has filled in, is of this process."""
     host, _, port = endpoint.rpartition(":")
-    with contextlib.closing(socket.create_connection((host.strip("[]"), int(port)), timeout=10)) as probe:
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def own_address(endpoint: str, timeout_s: float) -> str:
+    """The address by which this host reaches an endpoint: where the group has to listen. OSError after `timeout_s`."""
+    with contextlib.closing(socket.create_connection(_split(endpoint), timeout=timeout_s)) as probe:
         return str(probe.getsockname()[0])
 
 
@@ -74,18 +78,21 @@ def buckets(size_bytes: int, bucket_bytes: int) -> Iterator[tuple[int, int]]:
         yield start, min(size_bytes, start + bucket_bytes)
 
 
-def send(group: Any, memory: Tensor, bucket_bytes: int, timeout_s: float, backend: str) -> None:
-    """Broadcast the memory [N] uint8 from rank 0 and wait until every receiver has all of it."""
-    _move(group, memory, bucket_bytes, timeout_s, backend, load=True, arrived=lambda stop: None)
-    _confirm(group, timeout_s, backend)
+def send(group: Any, memory: Tensor, bucket_bytes: int, timeout_s: float, device: str) -> None:
+    """Broadcast the memory [N] uint8 from rank 0 and wait until every receiver has all of it.
+
+    `device`: "cpu" for gloo, "cuda:0" … for NCCL.
+    """
+    _move(group, memory, bucket_bytes, timeout_s, device, load=True, arrived=lambda stop: None)
+    _confirm(group, timeout_s, device)
 
 
 def receive(
-    group: Any, memory: Tensor, bucket_bytes: int, timeout_s: float, backend: str, arrived: Callable[[int], None]
+    group: Any, memory: Tensor, bucket_bytes: int, timeout_s: float, device: str, arrived: Callable[[int], None]
 ) -> None:
     """Fill the memory [N] uint8 from rank 0; `arrived(stop)` is called when the bytes before `stop` are there."""
-    _move(group, memory, bucket_bytes, timeout_s, backend, load=False, arrived=arrived)
-    _confirm(group, timeout_s, backend)
+    _move(group, memory, bucket_bytes, timeout_s, device, load=False, arrived=arrived)
+    _confirm(group, timeout_s, device)
 
 
 def _move(
@@ -93,13 +100,12 @@ def _move(
     memory: Tensor,
     bucket_bytes: int,
     timeout_s: float,
-    backend: str,
+    device: str,
     *,
     load: bool,
     arrived: Callable[[int], None],
 ) -> None:
     """Both sides' loop: IN_FLIGHT buckets are under way, straight from and to the memory with gloo."""
-    device = "cuda" if backend == "nccl" else "cpu"
     rooms = [torch.empty(bucket_bytes, dtype=torch.uint8, device=device) for _ in range(IN_FLIGHT * (device != "cpu"))]
     options = distributed.BroadcastOptions()
     options.rootRank = 0
@@ -124,9 +130,9 @@ def _move(
         settle()
 
 
-def _confirm(group: Any, timeout_s: float, backend: str) -> None:
+def _confirm(group: Any, timeout_s: float, device: str) -> None:
     """Wait for all ranks: a sender that left earlier would cut off what is still in its sockets."""
-    token = torch.zeros(1, dtype=torch.uint8, device="cuda" if backend == "nccl" else "cpu")
+    token = torch.zeros(1, dtype=torch.uint8, device=device)
     group.allreduce([token]).wait(timedelta(seconds=timeout_s))
-    if backend == "nccl":
-        torch.cuda.synchronize()
+    if device != "cpu":
+        torch.cuda.synchronize(device)

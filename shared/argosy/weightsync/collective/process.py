@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -12,6 +14,8 @@ from typing import Any
 
 from argosy.types.errors import DeadlineError, UnavailableError
 
+_LOG = logging.getLogger(__name__)
+_REAP_S = 10.0
 _MAX_IDLE = 2
 """Workers kept for the next transfer (of a process that both sends and receives): starting one costs the import of
 torch, some seconds."""
@@ -45,35 +49,46 @@ class Worker:
         Raises DeadlineError, and UnavailableError if it died or the command failed.
         """
         answering = asyncio.ensure_future(asyncio.to_thread(self._exchange, command))
+        whole = False
         try:
             async with asyncio.timeout(deadline_s):
                 line = await asyncio.shield(answering)
-        except (TimeoutError, asyncio.CancelledError) as error:
-            self.kill()
-            await asyncio.wait({answering})  # ends at once: the pipe is closed
-            answering.exception()
-            if isinstance(error, asyncio.CancelledError):
-                raise
+            answer = _parsed(line)
+            whole = answer is not None and "error" not in answer
+        except TimeoutError as error:
             raise DeadlineError(f"a weight transfer did not {command['op']} within {deadline_s:g} s") from error
-        if not line:
-            code = self.kill()
+        finally:
+            if not whole:
+                self.kill()  # a group that failed may leave threads and sockets behind
+        if answer is None:
+            code = await asyncio.to_thread(self.reap)
             raise UnavailableError(f"the process of a weight transfer ended with code {code} during {command['op']!r}")
-        answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            self.kill()  # a group that failed may leave threads and sockets behind
             raise UnavailableError(f"a weight transfer failed to {command['op']}: {answer['error']}")
         return answer
 
-    def kill(self) -> int:
-        """End it now, also when it is stopped; returns its exit code."""
+    def kill(self) -> None:
+        """End it now, also when it is stopped; `reap` waits for that."""
         self._process.kill()
-        return self._process.wait()
 
-    def close_pipes(self) -> None:
-        """After its end."""
+    def reap(self) -> int | None:
+        """Wait for the end of a killed process, and close its pipes; blocks. Its exit code; None if the kernel has not
+        ended it within some seconds."""
+        try:
+            code = self._process.wait(_REAP_S)
+        except subprocess.TimeoutExpired:
+            _LOG.warning("process %d of a weight transfer was killed, but does not end", self.pid)
+            return None
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(OSError):  # what was written into it last has no reader any more
+                    pipe.close()
+        return code
+
+    async def end(self) -> None:
+        """Kill it, at once whatever becomes of the caller, and wait for its end."""
+        self.kill()
+        await asyncio.shield(asyncio.to_thread(self.reap))
 
     def _exchange(self, command: dict[str, Any]) -> bytes:
         assert self._process.stdin is not None
@@ -82,8 +97,17 @@ class Worker:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
             return self._process.stdout.readline()
-        except OSError:  # it died before
+        except (OSError, ValueError):  # it died before, or was reaped
             return b""
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """None for the line of a process that died, before or while it wrote."""
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
 
 
 _idle: list[Worker] = []
@@ -97,24 +121,24 @@ def borrow() -> Worker:
             worker = _idle.pop()
             if worker.alive:
                 return worker
-            worker.close_pipes()
+            worker.reap()
     return Worker()
 
 
-def give_back(worker: Worker) -> None:
-    """Keep a worker whose last call succeeded for the next transfer; end it if there is one already, or if it died."""
+def give_back(worker: Worker) -> bool:
+    """Keep a worker whose last call succeeded for the next transfer. False if there are enough, or it died: end it."""
     with _lock:
-        if worker.alive and len(_idle) < _MAX_IDLE:
+        kept = worker.alive and len(_idle) < _MAX_IDLE
+        if kept:
             _idle.append(worker)
-            return
-    worker.kill()
-    worker.close_pipes()
+        return kept
 
 
 def close_idle() -> None:
-    """End the workers that wait."""
+    """End the workers that wait; blocks until they have ended."""
     with _lock:
         workers, _idle[:] = list(_idle), []
     for worker in workers:
         worker.kill()
-        worker.close_pipes()
+    for worker in workers:
+        worker.reap()

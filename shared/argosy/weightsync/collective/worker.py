@@ -1,9 +1,11 @@
 """The program that holds the groups of a transfer. Reads commands as JSON lines, answers as JSON lines.
 
-    {"op": "open", "host": …, "timeout_s": …}                         → {"port": …, "backend": …}
-    {"op": "send", "path", "size_bytes", "file_id", "bucket_bytes", "groups": [{"name", "size"}], "backend", …}
+    {"op": "open", "host": …, "timeout_s": …}                         → {"port": …}
+    {"op": "send", "path", "size_bytes", "file_id", "bucket_bytes", "backend", "device", …,
+     "groups": [{"name", "size"}]}
                                                                        → {"sent": [error or "" for each group]}
-    {"op": "receive", "path", …, "endpoint", "group", "rank", "size", "spans": [[start, stop] for each tensor]}
+    {"op": "receive", "path", …, "endpoint", "group", "rank", "size", "device",
+     "spans": [[start, stop] for each tensor]}
                                                                        → {"checksums": [crc32 of each part]}
     {"op": "close"}                                                    → {}
 
@@ -21,10 +23,14 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from argosy.weightsync.memory import KeptMapping
+
+if TYPE_CHECKING:
+    from argosy.weightsync.collective.joining import Joined
 
 _PR_SET_PDEATHSIG = 1
 _CHECK_THREADS = 2
@@ -42,31 +48,30 @@ class _Worker:
         )
 
     def _open(self, command: dict[str, Any]) -> dict[str, Any]:
-        import torch
-
         from argosy.weightsync.collective.groups import serve_store
 
         self._host = command["host"]
         self._store = serve_store(self._host, command["timeout_s"])
-        backend = command["backend"]
-        if backend == "auto":
-            backend = "nccl" if torch.cuda.is_available() else "gloo"
-        return {"port": self._store.port, "backend": backend}
+        return {"port": self._store.port}
 
     def _send(self, command: dict[str, Any]) -> dict[str, Any]:
         """To all groups at once; one that fails or hangs holds up no other."""
+        from argosy.weightsync.collective import joining
         from argosy.weightsync.collective.groups import make_group, send
 
         memory = self._map(command)
         end = time.monotonic() + command["timeout_s"]
-        backend = command["backend"]
+        gpu = joining.gpu_of(command["device"])
+        own = joining.Joined("", command["backend"], joining.identity(gpu))
 
         def work(group: dict[str, Any]) -> str:
+            name, size = group["name"], group["size"]
             try:
-                left_s = max(0.1, end - time.monotonic())
-                made = make_group(backend, self._store, group["name"], 0, group["size"], self._host, left_s)
-                send(made, memory, command["bucket_bytes"], max(0.1, end - time.monotonic()), backend)
-            except RuntimeError as error:
+                joined = joining.meet(self._store, name, size, end)
+                backend, address = self._agree(name, own, joined)
+                made = make_group(backend, self._store, name, 0, size, address, _left(end))
+                send(made, memory, command["bucket_bytes"], _left(end), _device(backend, gpu))
+            except (RuntimeError, OSError) as error:
                 return str(error) or type(error).__name__
             return ""
 
@@ -74,20 +79,35 @@ class _Worker:
         with ThreadPoolExecutor(len(groups)) as pool:
             return {"sent": list(pool.map(work, groups))}
 
+    def _agree(self, name: str, own: Joined, joined: Sequence[Joined]) -> tuple[str, str]:
+        """(backend, the sender's address) of a group. RuntimeError, OSError, which its receivers learn too."""
+        from argosy.weightsync.collective import joining
+
+        try:
+            backend, address = joining.decide([own, *joined]), joining.reachable(self._host, joined)
+        except (RuntimeError, OSError) as error:
+            joining.refuse(self._store, name, str(error))
+            raise
+        joining.tell_backend(self._store, name, backend)
+        return backend, address
+
     def _receive(self, command: dict[str, Any]) -> dict[str, Any]:
         """Checksums are computed while the next bucket arrives."""
         from argosy.weightsync.buffers import places_of
+        from argosy.weightsync.collective import joining
         from argosy.weightsync.collective.groups import join_store, make_group, own_address, receive
         from argosy.weightsync.copying import checksums
 
         memory = self._map(command)
         view = memory.numpy()
         end = time.monotonic() + command["timeout_s"]
-        backend, endpoint = command["backend"], command["endpoint"]
+        name, rank, endpoint = command["group"], command["rank"], command["endpoint"]
         store = join_store(endpoint, command["timeout_s"])
-        address = own_address(endpoint)
-        left_s = max(0.1, end - time.monotonic())
-        group = make_group(backend, store, command["group"], command["rank"], command["size"], address, left_s)
+        address = own_address(endpoint, _left(end))
+        gpu = joining.gpu_of(command["device"])
+        joining.announce(store, name, rank, joining.Joined(address, command["backend"], joining.identity(gpu)))
+        backend = joining.decided_backend(store, name, end)
+        group = make_group(backend, store, name, rank, command["size"], address, _left(end))
         places = [place for start, stop in command["spans"] for place in places_of("", start, stop)]
         arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
         found: list[int] = []
@@ -106,7 +126,7 @@ class _Worker:
         checking = threading.Thread(target=check)
         checking.start()
         try:
-            receive(group, memory, command["bucket_bytes"], max(0.1, end - time.monotonic()), backend, arrived.put)
+            receive(group, memory, command["bucket_bytes"], _left(end), _device(backend, gpu), arrived.put)
         except BaseException:
             arrived.put(-1)
             raise
@@ -123,6 +143,15 @@ class _Worker:
     def _close(self, command: dict[str, Any]) -> dict[str, Any]:
         self._store = None
         return {}
+
+
+def _left(end: float) -> float:
+    """Seconds until `end` (time.monotonic); never 0, which some calls take for no bound."""
+    return max(0.1, end - time.monotonic())
+
+
+def _device(backend: str, gpu: str) -> str:
+    return (gpu or "cuda:0") if backend == "nccl" else "cpu"
 
 
 def _read_commands(commands: queue.SimpleQueue[dict[str, Any]]) -> None:

@@ -24,9 +24,11 @@ class SendOptions:
     streams: int = 2
     """stream: how many streams a receiver opens side by side. shared_memory: threads that copy and check."""
     host: str = "127.0.0.1"
-    """collective: address to listen on for receivers."""
+    """collective: address to listen on for receivers. If it is a wildcard, groups listen where receivers come from."""
     backend: str = "auto"
-    """collective: "gloo", "nccl", or "auto": NCCL where the sender has a GPU."""
+    """collective: "gloo", "nccl", or "auto": NCCL where sender and receivers have each a GPU of their own."""
+    device: str = "auto"
+    """collective: what the sender computes on ("cpu", "cuda:1", "auto": the first GPU if there is one)."""
     broadcast: bool = False
     """collective: one group of all receivers in place of a pair for each. Saves the sender's bandwidth; a receiver that
     dies then costs the others this try too."""

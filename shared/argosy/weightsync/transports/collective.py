@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from argosy.roles.weights import WeightSource
@@ -38,6 +40,7 @@ class CollectiveTransfer:
         self._worker = worker
         self._offers = offers
         self._sending = sending
+        self._closed = False
 
     @property
     def offers(self) -> tuple[TransferOffer, ...]:
@@ -50,20 +53,39 @@ class CollectiveTransfer:
         return self._worker.pid
 
     async def close(self) -> None:
-        """Keep the worker if every receiver got everything, else kill it: that ends all groups."""
-        # Receivers know a moment before the sender does that all is there.
-        await asyncio.wait({self._sending}, timeout=_LAST_WORDS_S)
-        self._sending.cancel()
-        with contextlib.suppress(asyncio.CancelledError, ArgosyError):
-            answer = await self._sending
-            failed = [text for text in answer["sent"] if text]
-            if not failed and self._worker.alive:
-                await self._worker.call({"op": "close"}, _OPEN_DEADLINE_S)
-                give_back(self._worker)
-                return
+        """Keep the worker if every receiver got everything, else kill it: that ends all groups.
+
+        A caller that is cancelled meanwhile leaves no worker behind either.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        kept = False
+        try:
+            # Receivers know a moment before the sender does that all is there.
+            await asyncio.wait({self._sending}, timeout=_LAST_WORDS_S)
+            kept = self._all_sent() and await self._returned()
+        finally:
+            self._sending.cancel()
+            if not kept:
+                await self._worker.end()
+
+    def _all_sent(self) -> bool:
+        if not self._sending.done() or self._sending.cancelled():
+            return False
+        error = self._sending.exception()
+        failed = [str(error)] if error else [text for text in self._sending.result()["sent"] if text]
+        if failed:
             _LOG.warning("a weight transfer failed for %d groups: %s", len(failed), failed[:1])
-        self._worker.kill()
-        self._worker.close_pipes()
+        return not failed
+
+    async def _returned(self) -> bool:
+        try:
+            await self._worker.call({"op": "close"}, _OPEN_DEADLINE_S)
+        except ArgosyError as error:
+            _LOG.warning("a worker of weight transfers is not used again: %s", error)
+            return False
+        return give_back(self._worker)
 
 
 async def open_transfer(snapshot: Snapshot, plan: TransferPlan, options: SendOptions) -> CollectiveTransfer:
@@ -72,21 +94,17 @@ async def open_transfer(snapshot: Snapshot, plan: TransferPlan, options: SendOpt
     InvalidInputError where the snapshot can't be shared with a worker, UnavailableError if that doesn't start.
     """
     memory = _memory(snapshot.buffer)
-    worker = borrow()
-    try:
-        opening = {"op": "open", "host": options.host, "backend": options.backend, "timeout_s": plan.deadline_s}
+    async with _borrowed() as worker:
+        opening = {"op": "open", "host": options.host, "timeout_s": plan.deadline_s}
         opened = await worker.call(opening, min(plan.deadline_s, _OPEN_DEADLINE_S))
-    except BaseException:
-        worker.kill()
-        worker.close_pipes()
-        raise
     count = plan.receiver_count
     sizes = [count + 1] if options.broadcast else [2] * count
     names = [f"{plan.fence}/{index}" for index in range(len(sizes))]
     command = memory | {
         "op": "send",
         "bucket_bytes": options.bucket_bytes,
-        "backend": opened["backend"],
+        "backend": options.backend,
+        "device": options.device,
         "groups": [{"name": name, "size": size} for name, size in zip(names, sizes, strict=True)],
         "timeout_s": plan.deadline_s,
     }
@@ -102,7 +120,7 @@ async def open_transfer(snapshot: Snapshot, plan: TransferPlan, options: SendOpt
             world_size=count + 1 if options.broadcast else 2,
             options={
                 "group": names[0 if options.broadcast else index],
-                "backend": opened["backend"],
+                "backend": options.backend,
                 "bucket_bytes": str(options.bucket_bytes),
             }
             | delta_metrics(snapshot),
@@ -130,18 +148,34 @@ async def receive(
         "bucket_bytes": int(offer.options["bucket_bytes"]),
         "rank": offer.rank,
         "size": offer.world_size,
+        "device": _own_device(),
         "spans": list(buffer.spans.values()),
         "timeout_s": deadline_s,
     }
-    worker = borrow()
-    try:
+    async with _borrowed() as worker:
         answer = await worker.call(command, deadline_s)
         staging.accept(buffer.places(), answer["checksums"])
+    if not give_back(worker):
+        await worker.end()
+
+
+@contextlib.asynccontextmanager
+async def _borrowed() -> AsyncIterator[Worker]:
+    """A worker, ended if anything goes wrong with it, a cancelled caller included."""
+    worker = borrow()
+    try:
+        yield worker
     except BaseException:
-        worker.kill()
-        worker.close_pipes()
+        await worker.end()
         raise
-    give_back(worker)
+
+
+def _own_device() -> str:
+    """The GPU that this process computes on; "" if it uses none itself (an engine in a process of its own does)."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return ""
+    return f"cuda:{torch.cuda.current_device()}"
 
 
 def _memory(buffer: FlatBuffer) -> dict[str, Any]:
