@@ -83,6 +83,7 @@ def test_the_rest_of_the_keys() -> None:
     assert (found.compute_dtype, found.publish_dtype, found.report_entropy) == ("bfloat16", "bfloat16", True)
     assert (found.gradient_checkpointing, found.model.trust_remote_code) == (False, True)
     assert (found.threads, found.model.device, found.log_prob_chunk_tokens) == (3, "cpu", 77)
+    assert found.send.device == "cpu"
 
 
 def test_deterministic_fixes_the_thread_count_that_is_left_open() -> None:
