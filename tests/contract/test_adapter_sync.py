@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from argosy.trainer.backends import make_backend
 from argosy.trainer.core import Trainer
 from argosy.trainer.options import LoraOptions, OptimizerOptions, TrainerOptions
 from argosy.trainer.schedule import Schedule
-from argosy.types.errors import NotFoundError, StateError, WeightsRefusedError
+from argosy.types.errors import NotFoundError, StateError, UnavailableError, WeightsRefusedError
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import LossConfig, UpdateConfig, WeightsForm, WeightsManifest
 from argosy.weightsync import Snapshot, manifest_digest
@@ -228,6 +229,45 @@ async def test_a_server_with_an_adapter_does_not_pass_it_on_as_weights(
     await sync(rollout, trainer, await publish(trainer, 1))
     with pytest.raises(NotFoundError, match="ask the trainer"):
         await rollout.weight_source().get_manifest()
+
+
+async def test_it_still_does_not_after_a_swap_that_the_engine_refused(
+    make_rollout: MakeRollout, make_lora: MakeLora, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, rollout = make_lora(), make_rollout()
+    version = await sync(rollout, trainer, await publish(trainer, 1))
+    await train(trainer)
+
+    async def refuses(*args: object) -> None:
+        raise UnavailableError("busy")
+
+    monkeypatch.setattr(rollout.engine, "swap_weights", refuses)
+    with pytest.raises(UnavailableError):
+        await sync(rollout, trainer, await publish(trainer, 2), "sync-2")
+    assert rollout.engine.version == version
+    with pytest.raises(NotFoundError, match="ask the trainer"):
+        await rollout.weight_source().get_manifest()
+
+
+async def test_merging_leaves_the_event_loop_free(
+    make_rollout: MakeRollout, make_lora: MakeLora, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes seconds for a large model, in which a server has to answer its health checks and streams."""
+    from argosy.rollout import adapters
+
+    trainer, rollout = make_lora(), make_rollout()
+    threads = set()
+    for name in ("merge", "_copies"):
+        work = getattr(adapters, name)
+
+        def watched(*args: Any, work: Any = work) -> Any:
+            threads.add(threading.get_ident())
+            return work(*args)
+
+        monkeypatch.setattr(adapters, name, watched)
+    await sync(rollout, trainer, await publish(trainer, 1))
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_peft_merges_alike(tmp_path: Path, tiny: Path, make_lora: MakeLora) -> None:

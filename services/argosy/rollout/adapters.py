@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from argosy.rollout.engines.base import Engine, TakesAdapters
@@ -27,7 +28,7 @@ class Adapters:
         self._digest = ""
         """Of the base, while an adapter is on it."""
         self._own: dict[str, Tensor] = {}
-        """MODULE.weight without any adapter, of the modules that have had one."""
+        """MODULE.weight without any adapter, of the modules that have had one; in main memory."""
 
     def check(self, adapter: AdapterSpec) -> None:
         """Refuse an adapter that can't be put on what the engine holds, before its bytes come.
@@ -60,12 +61,18 @@ class Adapters:
             await self._engine.swap_adapter(adapter, tensors, version)
         else:
             await self._keep(adapter)
+            merged = await asyncio.to_thread(merge, adapter, tensors, self._own)  # seconds for a large model
             # Modules that an earlier adapter had, and this one has not, get their own weights back.
-            await self._engine.swap_weights(self._own | merge(adapter, tensors, self._own), version)
+            await self._engine.swap_weights(self._own | merged, version)
         self._digest = adapter.base.digest
 
     async def _keep(self, adapter: AdapterSpec) -> None:
         missing = [name for module in adapter.target_modules if (name := f"{module}.weight") not in self._own]
         if missing:
             held = await self._engine.held_state()
-            self._own |= {name: held[name].detach().clone() for name in missing}
+            self._own |= await asyncio.to_thread(_copies, held, missing)
+
+
+def _copies(held: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+    """In main memory: they outlive an engine's sleep, which is there to free the device."""
+    return {name: held[name].detach().to("cpu", copy=True) for name in names}

@@ -8,9 +8,10 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from argosy.roles.weights import WeightSource
+from argosy.rollout.deadline import in_time
 from argosy.rollout.engines.base import Decode, Engine, EngineCounts
 from argosy.rollout.engines.events import Event
 from argosy.rollout.engines.hf.options import HfRolloutOptions
@@ -18,7 +19,7 @@ from argosy.rollout.mailbox import Mailbox
 from argosy.rollout.pulse import Pulse, Rate
 from argosy.rollout.requests import check_request, overlong_completion
 from argosy.rollout.weights import ServerWeights
-from argosy.types.errors import DeadlineError, InvalidInputError, OverloadedError, StateError
+from argosy.types.errors import InvalidInputError, OverloadedError, StateError
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import Completion, GenerateRequest, Mutation, RolloutStatus, TransferOffer, WeightsManifest
 from argosy.weightsync import Snapshot
@@ -73,6 +74,8 @@ class RolloutCore:
         self._paused = False
         self._draining = False
         self._asleep = False
+        self._falling_asleep: asyncio.Task[None] | None = None
+        """The last sleep, done or beginning."""
         self._ended_count = self._overlong_count = self._refused_count = 0
         self._token_rate, self._ended_rate = Rate(), Rate()
         self._ended_rate.note(0)
@@ -150,14 +153,14 @@ class RolloutCore:
         """Wait for what is over by itself: a swap of weights, in which an engine has none that it could serve, and the
         abort of a caller that left, which must not meet the samples of one that asks again."""
         while True:
-            pending = {end for key in keys & self._leaving.keys() if not (end := self._leaving[key]).done()}
-            swap = None if self._held is None else self._held.swap_under_way
-            if swap is not None:
-                await asyncio.wait({swap, *pending})
-            elif pending:
-                await asyncio.wait(pending)
-            else:
+            pending: set[asyncio.Future[Any]] = {
+                end for key in keys & self._leaving.keys() if not (end := self._leaving[key]).done()
+            }
+            if self._held is not None and (swap := self._held.swap_under_way) is not None:
+                pending.add(swap)
+            if not pending:
                 return
+            await asyncio.wait(pending)
 
     async def _submit(
         self, requests: Sequence[GenerateRequest], keys: set[str], mailbox: Mailbox, interval: int
@@ -241,25 +244,32 @@ class RolloutCore:
     async def drain(self, ctx: Mutation) -> None:
         """See the role; returns when nothing runs any more. A paused server goes on, since it has to finish."""
         self._draining = True
-        deadline = time.monotonic() + ctx.deadline_s
-        await self.resume(ctx)
-        while await self._in_engine():
-            if time.monotonic() > deadline:
-                raise DeadlineError(f"{len(self._keys)} samples still run after {ctx.deadline_s:g} s of draining")
-            await asyncio.sleep(0.01)
+        late = f"samples still run after {ctx.deadline_s:g} s of draining"
+        async with in_time(ctx.deadline_s, lambda: f"{len(self._keys)} {late}"):
+            await self.resume(ctx)
+            while await self._in_engine():  # noqa: ASYNC110 - an engine tells how many it has only when it is asked
+                await asyncio.sleep(0.01)
 
     async def sleep(self, level: int, ctx: Mutation) -> None:
-        """See the role."""
+        """See the role. The engine goes on with a sleep that it has begun, even if the time is up."""
         levels = self._engine.capabilities.sleep_levels
         if level not in levels:
             known = f"it can {', '.join(map(str, levels))}" if levels else "it can't sleep at all"
             name = self._engine.capabilities.engine
             raise InvalidInputError(f"the engine {name} can't sleep at level {level}: {known}", field="level")
-        if self._asleep:
-            return
-        if self._keys or await self._in_engine():
-            raise StateError(f"{len(self._keys)} samples are in flight: abort them or wait, then sleep", state="ready")
-        self._asleep = True  # from now on nothing new is taken in
+        async with in_time(ctx.deadline_s, lambda: f"the engine does not sleep after {ctx.deadline_s:g} s"):
+            if not self._asleep:
+                in_engine = await self._in_engine()
+                if self._keys or in_engine:
+                    message = f"{len(self._keys)} samples are in flight: abort them or wait, then sleep"
+                    raise StateError(message, state="ready")
+            if not self._asleep:
+                self._asleep = True  # from now on nothing new is taken in
+                self._falling_asleep = asyncio.create_task(self._fall_asleep(level))
+            if self._falling_asleep is not None:
+                await asyncio.shield(self._falling_asleep)
+
+    async def _fall_asleep(self, level: int) -> None:
         try:
             self.weights.release()
             await self._engine.sleep(level)
@@ -270,6 +280,9 @@ class RolloutCore:
 
     async def wake(self, ctx: Mutation) -> None:
         """See the role."""
+        if self._falling_asleep is not None and not self._falling_asleep.done():
+            async with in_time(ctx.deadline_s, lambda: f"the engine still falls asleep after {ctx.deadline_s:g} s"):
+                await asyncio.wait({self._falling_asleep})
         if self._asleep:
             await self._engine.wake()
             self._asleep = False
@@ -307,7 +320,8 @@ class RolloutCore:
 
     def _state(self, version: PolicyVersion | None, counts: EngineCounts) -> str:
         idle = self._paused or version is None or counts.running + counts.waiting == 0
-        if self._pulse.stuck_s(idle=idle):
+        swapping_s = 0.0 if self._held is None else self._held.swapping_s
+        if self._pulse.stuck_s(idle=idle) or swapping_s > self._options.stall_timeout_s:
             return "stuck"
         if self._draining:
             return "draining"
@@ -343,7 +357,7 @@ class RolloutCore:
         """See the role. StateError while another update is being swapped in: its bytes are still needed."""
         if self._asleep:
             raise StateError("this rollout server is asleep: wake it before new weights come", state="asleep")
-        self.weights.start(sync_id, manifest)
+        await self.weights.start(sync_id, manifest)
 
     async def update_weights(
         self, sync_id: str, source: WeightSource, ctx: Mutation, offer: TransferOffer | None = None

@@ -7,8 +7,8 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 
+from argosy.rollout.deadline import in_time
 from argosy.rollout.engines.events import Event
-from argosy.types.errors import DeadlineError
 
 
 class Mailbox:
@@ -42,11 +42,6 @@ class Mailbox:
     @contextlib.asynccontextmanager
     async def in_time(self, waiting_count: int) -> AsyncIterator[None]:
         """What is done within it ends with DeadlineError when the time is up."""
-        limit = asyncio.timeout(max(0.0, self._deadline - time.monotonic()))
-        try:
-            async with limit:
-                yield
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise DeadlineError(f"{waiting_count} samples were not finished within the deadline") from None
+        left_s = self._deadline - time.monotonic()
+        async with in_time(left_s, lambda: f"{waiting_count} samples were not finished within the deadline"):
+            yield

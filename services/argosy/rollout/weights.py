@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,9 @@ from argosy.weightsync import Snapshot, build_manifest, shapes_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_END_RECEIVE_S = 5.0
+"""Seconds that a receive which is given up may take to end, before the next one takes memory of its own beside it."""
 
 
 class ServerWeights:
@@ -37,13 +41,22 @@ class ServerWeights:
         self._adapters = Adapters(engine)
         self._swap: asyncio.Task[PolicyVersion] | None = None
         """The last swap of weights, done or running."""
+        self._swap_began = 0.0
+        """On the `time.monotonic` clock."""
         self._still = asyncio.Lock()
         """Held while weights are swapped or copied, which must not meet."""
+        self._receiving: asyncio.Task[int] | None = None
+        """The last receive, done or running: there is one at a time."""
 
     @property
     def swap_under_way(self) -> asyncio.Task[PolicyVersion] | None:
         """The swap that runs, in which the engine may serve no version; None between two."""
         return None if self._swap is None or self._swap.done() else self._swap
+
+    @property
+    def swapping_s(self) -> float:
+        """Seconds that the swap has run which is under way; 0 between two."""
+        return 0.0 if self.swap_under_way is None else time.monotonic() - self._swap_began
 
     def init_transport(self, transport: str) -> None:
         """Take the next updates' bytes by it. InvalidInputError on a transport that this server or its engine lacks."""
@@ -56,14 +69,18 @@ class ServerWeights:
                 field="transport",
             )
 
-    def start(self, sync_id: str, manifest: WeightsManifest) -> None:
-        """Check the manifest and make room. StateError while another update is swapped in: its bytes are needed."""
-        if self._updates.finished(sync_id) != manifest.version:
+    async def start(self, sync_id: str, manifest: WeightsManifest) -> None:
+        """Check the manifest and make room. StateError while another update is swapped in: its bytes are needed.
+
+        A receive of another update ends: whoever asked for it has gone, or is fenced off.
+        """
+        if self._finished(sync_id) != manifest.version:
             if self.swap_under_way is not None:
                 raise StateError("weights are being swapped in; start an update when finish_weight_update has answered")
             if manifest.adapter is not None:
                 self._adapters.check(manifest.adapter)
-            self._updates.start(sync_id, manifest)
+            if self._updates.start(sync_id, manifest):
+                await self._end_receive()
 
     def release(self, *, engine_drops: bool = False) -> None:
         """Free what is kept only to be used again: a copy for newcomers, and the room for the next update's bytes.
@@ -80,29 +97,57 @@ class ServerWeights:
         self, sync_id: str, source: WeightSource, deadline_s: float, offer: TransferOffer | None = None
     ) -> int:
         """Fill the staging area by the offered transfer, or as a stream from `source`; the bytes that it took."""
-        if self._updates.finished(sync_id) is not None:
+        if self._finished(sync_id) is not None:
             return 0
-        return await self._updates.receive(sync_id, source, deadline_s, offer)
+        await self._end_receive()
+        receiving = asyncio.create_task(self._updates.receive(sync_id, source, deadline_s, offer))
+        self._receiving = receiving
+        try:
+            return await receiving
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if self._receiving is receiving or (current is not None and current.cancelling()):
+                raise  # the caller's own
+            raise StateError(f"weight update {sync_id!r} was replaced while it came in") from None
+
+    async def _end_receive(self) -> None:
+        """Give up a receive that runs, and wait a while for its end."""
+        receiving, self._receiving = self._receiving, None
+        if receiving is not None and not receiving.done():
+            receiving.cancel()
+            await asyncio.wait({receiving}, timeout=_END_RECEIVE_S)
+
+    def _finished(self, sync_id: str) -> PolicyVersion | None:
+        """The version of an update that is done already, as long as it is what the engine serves."""
+        version = self._updates.finished(sync_id)
+        return version if version is not None and version == self._engine.version else None
 
     async def finish(self, sync_id: str) -> PolicyVersion:
         """Swap the staged weights in; the version served from now on."""
-        done = self._updates.finished(sync_id)
+        done = self._finished(sync_id)
         if done is not None:
             return done
         tensors, manifest = self._updates.staged(sync_id)
         if self._swap is None or self._swap.done():
+            self._swap_began = time.monotonic()
             self._swap = asyncio.create_task(self._swap_in(sync_id, tensors, manifest))
         # Shielded: the engine goes on with a swap that it has begun, even if this caller gives up.
         return await asyncio.shield(self._swap)
 
     async def _swap_in(self, sync_id: str, tensors: Mapping[str, Tensor], manifest: WeightsManifest) -> PolicyVersion:
         async with self._still:
+            before, described = self._engine.version, self._manifest
             self._manifest, self._snapshot = None, None
-            if manifest.adapter is not None:
-                await self._adapters.swap_in(manifest.adapter, tensors, manifest.version)
-            else:
-                await self._engine.swap_weights(tensors, manifest.version)
-                self._adapters.forget()
+            try:
+                if manifest.adapter is not None:
+                    await self._adapters.swap_in(manifest.adapter, tensors, manifest.version)
+                else:
+                    await self._engine.swap_weights(tensors, manifest.version)
+                    self._adapters.forget()
+            except BaseException:
+                if before is not None and self._engine.version == before:
+                    self._manifest = described  # the engine has refused before it touched anything
+                raise
             self._manifest = manifest
             self._updates.done(sync_id, manifest.version)
         return manifest.version

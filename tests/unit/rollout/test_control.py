@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 from argosy.rollout.core import HfRollout
+from argosy.rollout.engines.hf.sleeping import Nap
 from argosy.types.errors import DeadlineError, InvalidInputError, OverloadedError, StateError, UnavailableError
+from argosy.types.ids import PolicyVersion
 from argosy.types.records import Completion, FinishReason, GenerateRequest
-from unit.rollout.support import CTX, Open, answers, request, until_sampled
+from argosy.weightsync import Snapshot
+from unit.rollout.support import CTX, Open, answers, loop_of, request, until_sampled
 
 LONG = 200
 
@@ -102,6 +109,67 @@ async def test_drain_past_its_deadline_is_an_error(open_rollout: Open) -> None:
     with pytest.raises(DeadlineError, match="draining"):
         await rollout.drain(replace(CTX, deadline_s=0.0))
     assert len((await work)[0].token_ids) == LONG
+
+
+async def test_a_stuck_engine_holds_up_neither_drain_nor_sleep(open_rollout: Open) -> None:
+    rollout = await open_rollout(stall_timeout_s=0.05)
+    may_go = threading.Event()
+    loop_of(rollout).call(lambda: may_go.wait(20))
+    short = replace(CTX, deadline_s=0.05)
+    async with asyncio.timeout(5):
+        with pytest.raises(DeadlineError, match="does not sleep"):
+            await rollout.sleep(1, short)
+        with pytest.raises(DeadlineError, match="draining"):
+            await rollout.drain(short)
+    may_go.set()
+
+
+async def test_a_sleep_that_outlasts_its_caller_is_one_all_the_same(
+    open_rollout: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout = await open_rollout()
+    may_go = threading.Event()
+
+    def slow(*args: Any) -> Any:
+        may_go.wait(20)
+        return Nap(*args)
+
+    monkeypatch.setattr("argosy.rollout.engines.hf.adapter.Nap", slow)
+    with pytest.raises(DeadlineError, match="does not sleep"):
+        await rollout.sleep(1, replace(CTX, deadline_s=0.05))
+    with pytest.raises(StateError, match="asleep"):
+        await answers(rollout, [request()])
+    with pytest.raises(DeadlineError, match="falls asleep"):
+        await rollout.wake(replace(CTX, deadline_s=0.05))
+    may_go.set()
+    await rollout.sleep(1, CTX)
+    await rollout.wake(CTX)
+    assert len((await answers(rollout, [request()]))[0].token_ids) == 12
+
+
+async def test_a_swap_that_does_not_end_is_told_as_stuck(open_rollout: Open) -> None:
+    """Nothing runs and the server is stale, but not idle."""
+    rollout = await open_rollout(stall_timeout_s=0.1)
+    state = {name: tensor.clone() for name, tensor in (await rollout.engine.held_state()).items()}
+    snapshot = Snapshot.freeze("main", 1, state, rollout.engine.facts.tied)
+    await rollout.start_weight_update("s", snapshot.manifest, CTX)
+    await rollout.update_weights("s", snapshot, CTX)
+    may_go = asyncio.Event()
+    swap = rollout.engine.swap_weights
+
+    async def hangs(tensors: Mapping[str, Tensor], version: PolicyVersion) -> None:
+        await may_go.wait()
+        await swap(tensors, version)
+
+    rollout.engine.swap_weights = hangs  # type: ignore[method-assign]
+    finish = asyncio.create_task(rollout.finish_weight_update("s", CTX))
+    await asyncio.sleep(0.01)
+    assert (await rollout.status()).state == "ready"
+    await asyncio.sleep(0.2)
+    assert (await rollout.status()).state == "stuck"
+    may_go.set()
+    await finish
+    assert (await rollout.status()).state == "ready"
 
 
 async def test_deadline_ends_the_call_and_its_samples(open_rollout: Open) -> None:

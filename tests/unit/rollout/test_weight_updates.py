@@ -315,7 +315,7 @@ async def test_a_request_that_meets_a_swap_waits_for_it(
 
     def slow(self: Tensor, *args: Any) -> Tensor:
         copying.set()
-        may_go.wait()
+        may_go.wait(20)
         return copy(self, *args)
 
     with monkeypatch.context() as patch:
@@ -331,6 +331,62 @@ async def test_a_request_that_meets_a_swap_waits_for_it(
         version = await finish
     [done] = await asked
     assert [run.version for run in done.versions] == [version]
+
+
+async def test_the_memory_of_a_receive_that_was_given_up_is_not_used_again(
+    open_rollout: Open, tiny: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its thread or worker still writes must not meet the next update's bytes, which have been checked already."""
+    from argosy.rollout.engines import updates
+    from argosy.weightsync.staging import Staging
+    from argosy.weightsync.transports import stream
+
+    used: list[Any] = []
+
+    class Watched:
+        @staticmethod
+        async def receive(offer: Any, source: Any, manifest: Any, staging: Staging, deadline_s: float) -> None:
+            used.append(staging.buffer.memory)
+            await stream.receive(offer, source, manifest, staging, deadline_s)
+
+    class Hanging(Faulty):
+        async def stream_weights(
+            self, version: PolicyVersion, names: tuple[str, ...] = (), *, base: PolicyVersion | None = None
+        ) -> AsyncIterator[WeightChunk]:
+            async for chunk in self._snapshot.stream_weights(version, names):
+                yield chunk
+                await asyncio.Event().wait()
+
+    monkeypatch.setattr(updates, "load_transport", lambda name: Watched)
+    rollout = await open_rollout()
+    await sync(rollout, snapshot_of(tiny, step=1), "first")  # from now on there is memory to be used again
+    lost, new = snapshot_of(tiny, step=2), snapshot_of(other, step=3)
+    await rollout.start_weight_update("lost", lost.manifest, CTX)
+    receiving = asyncio.create_task(rollout.update_weights("lost", Hanging(lost, ""), CTX))
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(20):
+        await rollout.start_weight_update("next", new.manifest, CTX)
+        with pytest.raises(StateError, match="'lost' was replaced"):
+            await receiving
+    await rollout.update_weights("next", new, CTX)
+    used[1][:] = 7  # a thread that comes late
+    assert await rollout.finish_weight_update("next", CTX) == new.manifest.version
+    check(other, (await answers(rollout, [request()]))[0])
+    assert used[1] is used[0]
+    await sync(rollout, snapshot_of(tiny, step=4), "fourth")
+    assert used[3] is used[2], "memory of an update that went well is used again"
+
+
+async def test_a_sync_whose_weights_are_lost_is_not_done(open_rollout: Open, other: Path) -> None:
+    """The controller repeats it under the same name; the server must not answer that it has it already."""
+    rollout = await open_rollout()
+    version = await sync(rollout, snapshot_of(other))
+    await rollout.sleep(2, CTX)
+    await rollout.wake(CTX)
+    assert rollout.engine.version is None
+    assert await sync(rollout, snapshot_of(other)) == version
+    assert rollout.engine.version == version
+    check(other, (await answers(rollout, [request()]))[0])
 
 
 async def test_a_sync_begun_anew_does_not_take_the_bytes_of_the_old_one(

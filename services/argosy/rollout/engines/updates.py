@@ -45,17 +45,19 @@ class WeightUpdates:
         load_transport(transport)
         self._transport = transport
 
-    def start(self, sync_id: str, manifest: WeightsManifest) -> None:
-        """Check the manifest (WeightsRefusedError) and make room for its bytes. Repeating it changes nothing."""
+    def start(self, sync_id: str, manifest: WeightsManifest) -> bool:
+        """Check the manifest (WeightsRefusedError) and make room for its bytes. Repeating it changes nothing, and is
+        False."""
         if not sync_id:
             raise InvalidInputError("sync_id is empty")
         if sync_id == self._sync_id and manifest == self._manifest:
-            return
+            return False
         check_manifest(manifest, self._expected, self._tied, self._casts)
         self._drop()
         if self.finished(sync_id) is not None:
             self._finished = None  # the same name for other weights: a controller that resumed publishes a step again
         self._sync_id, self._manifest = sync_id, manifest
+        return True
 
     async def receive(
         self, sync_id: str, source: WeightSource, deadline_s: float, offer: TransferOffer | None = None
@@ -75,14 +77,17 @@ class WeightUpdates:
                 f"{sync_id!r} of {manifest.version.short}",
                 field="offer",
             )
-        # A fresh staging for every try: bytes of a broken one must not count as received.
-        staging = Staging(manifest, reuse=self._spare)
-        self._spare = staging
+        # A fresh staging for every try: bytes of a broken one must not count as received. And nobody else's: what a try
+        # that was given up has started (a thread, a worker) may write into its memory for a while yet, so that only the
+        # memory of one that has ended well is used again.
+        spare, self._spare = self._spare, None
+        staging = Staging(manifest, reuse=spare)
+        del spare
         await load_transport(offer.transport).receive(offer, source, manifest, staging, deadline_s)
         staging.finish()
         if self._manifest is not manifest:
             raise StateError(f"weight update {sync_id!r} was replaced by {self._sync_id!r} while it came in")
-        self._staging, self._complete = staging, True
+        self._staging, self._spare, self._complete = staging, staging, True
         return staging.transferred_byte_count
 
     def finished(self, sync_id: str) -> PolicyVersion | None:
