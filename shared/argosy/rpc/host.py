@@ -112,6 +112,8 @@ def run(service: Service, config: Config, arguments: argparse.Namespace) -> int:
     host = arguments.host or section.host
     check_host(host, allow_remote=config.argosy.allow_remote_hosts)
     port = section.port if arguments.port is None else arguments.port
+    # What the core opens for others by itself (a collective's store) listens where the service does.
+    config = config.with_values({f"argosy.{service.role}.host": host})
     process = _Process(service, config, arguments, tracing, host, port)
     try:
         return _run_loop(process.run())

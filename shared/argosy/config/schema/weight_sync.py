@@ -30,7 +30,8 @@ class WeightSyncConfig:
     bucket_mb: int = 64
     """collective: MiB of one message. Two are under way at a time; on a GPU they take that much of its memory."""
     collective_backend: str = "auto"
-    """collective: "gloo", "nccl", or "auto": NCCL if the trainer's host has a GPU."""
+    """collective: "gloo", "nccl", or "auto": NCCL for a pair of which each has a GPU of its own, else
+    gloo."""
     collective_broadcast: bool = False
     """collective: one group of all servers in place of a pair with each. Spares the trainer's network; a server that
     dies or stalls then costs the others this sync too."""

@@ -85,6 +85,25 @@ def test_host(job: Config, host: Any, key: str) -> None:
     assert host(role, job.with_values({key: "::1"}))[0] == "::1"
 
 
+@pytest.mark.usefixtures("_logging_stays")
+def test_the_core_knows_where_its_service_really_listens(job: Config, monkeypatch: Patch) -> None:
+    """--host counts for what the core opens itself: a collective's store that listens on loopback reaches nobody."""
+    built: list[Config] = []
+
+    class Process:
+        def __init__(self, service: Service, config: Config, *rest: object) -> None:
+            built.append(config)
+
+        async def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr(host_module, "_Process", Process)
+    service = Service("trainer", "", build=lambda _: None, add_to_server=lambda *_: [])
+    arguments = argparse.Namespace(member="trainer-0", host="::1", port=None)
+    assert host_module.run(service, job, arguments) == 0
+    assert built[0].argosy.trainer.host == "::1"
+
+
 @pytest.mark.parametrize(
     "key",
     ["argosy.rollout.port", "argosy.trainer.port", "argosy.critic.port", "argosy.reference.port", "argosy.reward.port"],
