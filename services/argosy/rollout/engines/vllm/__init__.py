@@ -58,6 +58,7 @@ def options_of(config: Config, *, start_stale: bool = True) -> VllmOptions:
         enable_prefix_caching=rollout.enable_prefix_caching,
         engine_kwargs=rollout.engine_kwargs.get("vllm") or {},
         start_stale=start_stale,
+        swap_timeout_s=config.argosy.rpc.deadline_s,
         trust_remote_code=model.trust_remote_code,
         override_config=model.override_config,
     )

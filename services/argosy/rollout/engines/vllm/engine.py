@@ -124,9 +124,8 @@ class VllmEngine:
 
     async def start(self) -> None:
         """See the Protocol. Takes ten seconds to minutes."""
-        launched = await asyncio.to_thread(launch, self._options, self._facts, self._usage)
-        self._llm, self._on_cpu = launched.llm, launched.on_cpu
         try:
+            await asyncio.to_thread(self._launch)
             self._keyed_noise = await make_ready(self._llm, self._options, self._facts)
             if not self._options.start_stale:
                 manifest = await asyncio.to_thread(describe_files, self._options)
@@ -135,6 +134,13 @@ class VllmEngine:
             await self.close()
             raise
         self._watch = asyncio.create_task(self._watch_processes())
+
+    def _launch(self) -> None:
+        """In a thread, which no cancellation stops: what it starts after `close` is ended here."""
+        launched = launch(self._options, self._facts, self._usage)
+        self._llm, self._on_cpu = launched.llm, launched.on_cpu
+        if self._closed:
+            launched.llm.shutdown()
 
     async def _serve(self, version: PolicyVersion) -> None:
         await self._llm.update_weight_version(name_of(version))
@@ -145,7 +151,10 @@ class VllmEngine:
             await asyncio.sleep(_WATCH_S)
             if self._llm.errored:
                 break
-        error = UnavailableError("vLLM's engine process has died; its last words are in this service's log")
+        self._fail(UnavailableError("vLLM's engine process has died; its last words are in this service's log"))
+
+    def _fail(self, error: UnavailableError) -> None:
+        """Nothing works any more."""
         self._flights.version = None
         self._flights.end(None, FinishReason.FAILED, str(error))
         if not self._closed and not self._failed.done():
@@ -166,6 +175,8 @@ class VllmEngine:
             raise UnavailableError("this rollout engine is closed")
         if self._llm is None or self._llm.errored:
             raise UnavailableError("vLLM's engine process is not running")
+        if self._failed.done():
+            raise UnavailableError(f"this rollout engine has failed: {self._failed.result()}")
 
     # --- samples -----------------------------------------------------------------------------------------------------
 
@@ -231,13 +242,18 @@ class VllmEngine:
             raise StateError(f"{len(self._flights)} samples are in flight: nothing may be, to sleep", state="busy")
         if self._asleep:
             return
-        await self._hold()
         self._asleep = level
-        if self._on_cpu:
-            await self._llm.reset_prefix_cache()
-            await self._llm.collective_rpc("argosy_release_cache")
-            return
-        await self._llm.sleep(level, mode="keep")
+        try:
+            await self._hold()
+            if self._on_cpu:
+                await self._llm.reset_prefix_cache()
+                await self._llm.collective_rpc("argosy_release_cache")
+                return
+            await self._llm.sleep(level, mode="keep")
+        except BaseException:
+            self._asleep = 0
+            await self._go_on()
+            raise
         if level == 2:
             self._flights.version = None
 
@@ -257,22 +273,32 @@ class VllmEngine:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     async def swap_weights(self, tensors: Mapping[str, Tensor], version: PolicyVersion) -> None:
-        """See the Protocol. Samples in flight are held meanwhile and compute their cache anew."""
+        """See the Protocol. Samples in flight are held meanwhile and compute their cache anew.
+
+        UnavailableError if it takes longer than the options' swap_timeout_s: the engine has failed then.
+        """
         self._check_alive()
         if self.version is None and not self._weights.is_whole(tensors):
             raise StateError("this engine has no current weights that some of them could be replaced in", state="stale")
         async with self._swapping:
             await self._weights.lay_out(tensors)
-            await self._hold()
-            self._flights.version = None
+            limit = asyncio.timeout(self._options.swap_timeout_s)
             try:
-                await self._weights.put_in(self._llm)
-                await self._serve(version)
+                async with limit:
+                    await self._hold()
+                    self._flights.version = None
+                    await self._weights.put_in(self._llm)
+                    await self._serve(version)
             except Exception as error:
+                if limit.expired():  # its workers hang: nothing that vLLM is asked would be answered
+                    hung = UnavailableError(f"vLLM has not put new weights in in {self._options.swap_timeout_s:g} s")
+                    self._fail(hung)
+                    raise hung from error
                 await self._end(None, FinishReason.FAILED, f"new weights could not be put in: {error}")
                 raise InternalError(f"vLLM could not take version {version.short}: {error}") from error
             finally:
-                await self._go_on()
+                if not self._failed.done():
+                    await self._go_on()
 
     async def mark_stale(self) -> None:
         """See the Protocol."""

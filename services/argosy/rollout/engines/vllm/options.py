@@ -46,6 +46,8 @@ class VllmOptions:
     """Lineage of the version that the model's own files are: step 0."""
     start_stale: bool = False
     """Answer nothing until a weight update has come (a newcomer to a run: case D11)."""
+    swap_timeout_s: float = 600.0
+    """Seconds that the workers may take to put new weights in; then the engine has failed."""
     trust_remote_code: bool = False
     """Let the model's folder run its own code."""
     override_config: Mapping[str, Any] = field(default_factory=dict)
