@@ -119,6 +119,15 @@ def test_weights_are_held_until_the_next(tmp_path: Path) -> None:
         folders.read()
 
 
+def test_weights_that_can_not_be_written_leave_nothing(tmp_path: Path) -> None:
+    folders = WeightFolders(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ArgosyError):
+        folders.write({"a": torch.zeros(2, dtype=torch.complex64)})
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 class Engine:
     """An engine with what it told."""
 
@@ -245,6 +254,21 @@ async def test_an_update_in_flight_is_exact_about_versions(make: Make) -> None:
     [done] = await found.ends([one])
     assert done.token_ids == expected(one, 150)
     assert [run.version for run in done.versions] == [first, V1]
+
+
+async def test_a_gate_that_opens_for_a_moment_lets_nobody_in(make: Make) -> None:
+    found = await make()
+    await found.engine.pause("keep")
+    one = request(max_tokens=20)
+    await found.engine.submit([one], found.events.append, 0)
+    await asyncio.sleep(0.05)
+    await found.engine.resume()
+    await found.engine.pause("keep")  # before any sample had its turn
+    await asyncio.sleep(0.1)
+    assert found.engine.counts().generated_token_count == 0
+    await found.engine.resume()
+    [done] = await found.ends([one])
+    assert done.token_ids == expected(one, 20)
 
 
 async def test_refused_weights_leave_it_stale_and_fail_what_runs(make: Make) -> None:

@@ -298,7 +298,8 @@ class SglangEngine:
             reason = job.sample.replay()
             while reason is None and not job.aborted:
                 async with self._admission.slot(job.sample.request.priority):
-                    await self._open.wait()
+                    while not self._open.is_set():  # it may have been closed again before this task's turn came
+                        await self._open.wait()
                     if not job.aborted:
                         reason = await self._segment(job)
         except ArgosyError as failure:

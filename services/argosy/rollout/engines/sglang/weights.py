@@ -51,14 +51,17 @@ class WeightFolders:
             StorageError: there is no room.
         """
         folder = Path(tempfile.mkdtemp(prefix="weights-", dir=self._parent))
-        descriptor = os.memfd_create("argosy-weights", os.MFD_CLOEXEC)
-        self._open[folder] = descriptor
         try:
+            descriptor = os.memfd_create("argosy-weights", os.MFD_CLOEXEC)
+            self._open[folder] = descriptor
             (folder / _NAME).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
             _write_safetensors(descriptor, tensors)
         except OSError as error:
             self.drop(folder)
             raise storage_error(error, folder) from error
+        except BaseException:
+            self.drop(folder)
+            raise
         return folder
 
     def keep(self, folder: Path) -> None:
