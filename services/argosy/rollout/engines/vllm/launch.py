@@ -56,6 +56,9 @@ def launch(options: VllmOptions, facts: ModelFacts, usage: Usage) -> Launched:
         llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[logger_for(usage)])
     except (RuntimeError, ValueError, NotImplementedError) as error:
         raise InvalidInputError(f"vLLM can't load model {options.model_path!r}: {error}") from error
+    # Each request names the end ids that count for it. vLLM would add the model's own to those that min_tokens bans,
+    # also where ignore_eos says that they end nothing.
+    llm.input_processor.generation_config_fields = {}
     return Launched(llm, on_cpu)
 
 
