@@ -21,13 +21,22 @@ import torch
 from argosy.rollout.engines.events import Event
 from argosy.rollout.engines.hf.sample import Sample
 from argosy.rollout.engines.sglang.answer import read_piece
-from argosy.rollout.engines.sglang.command import server_arguments
+from argosy.rollout.engines.sglang.client import SglangClient
+from argosy.rollout.engines.sglang.command import free_port, server_arguments
 from argosy.rollout.engines.sglang.engine import SglangEngine
 from argosy.rollout.engines.sglang.options import SglangOptions
 from argosy.rollout.engines.sglang.payload import check_params, segment_payload
+from argosy.rollout.engines.sglang.server import ServerProcess
 from argosy.rollout.engines.sglang.stub import write_stub
 from argosy.rollout.engines.sglang.weights import WeightFolders
-from argosy.types.errors import ArgosyError, DeadlineError, InternalError, InvalidInputError, NotFoundError
+from argosy.types.errors import (
+    ArgosyError,
+    DeadlineError,
+    InternalError,
+    InvalidInputError,
+    NotFoundError,
+    UnavailableError,
+)
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import Completion, FinishReason, GenerateRequest, TokenRun
 from unit.rollout.support import request
@@ -254,6 +263,50 @@ async def test_an_update_in_flight_is_exact_about_versions(make: Make) -> None:
     [done] = await found.ends([one])
     assert done.token_ids == expected(one, 150)
     assert [run.version for run in done.versions] == [first, V1]
+
+
+def key_of(config: Path) -> tuple[str, int]:
+    """The key in a server's file, and who may read that."""
+    return config.read_text().partition('"')[2].partition('"')[0], config.stat().st_mode & 0o777
+
+
+async def test_only_who_has_the_key_may_ask_the_server(make: Make) -> None:
+    found = await make()
+    process = psutil.Process(found.engine.server_process_id)
+    line = process.cmdline()
+    key, mode = key_of(Path(line[line.index("--config") + 1]))
+    assert (len(key), mode) == (64, 0o600)
+    assert key not in " ".join(line)
+    address = f"127.0.0.1:{line[line.index('--port') + 1]}"
+    stranger = SglangClient(address, key="another", call_timeout_s=5.0)
+    with pytest.raises(InternalError, match="401"):
+        await stranger.call("/flush_cache")
+    assert not await stranger.is_ready()
+    await stranger.close()
+
+
+async def test_a_stranger_on_the_port_is_not_taken_for_the_server() -> None:
+    """Which answers everything, since it wants no key."""
+    port = free_port()
+    stranger = ServerProcess(["--port", str(port), "--weight-version", "v"], {**os.environ, "PYTHONPATH": str(FAKE)})
+    await stranger.start()
+    client = SglangClient(f"127.0.0.1:{port}", key="ours", call_timeout_s=5.0)
+    try:
+        async with asyncio.timeout(10):
+            while not await is_there(client):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.05)
+        assert not await client.is_ready()
+    finally:
+        await client.close()
+        await stranger.stop(0)
+
+
+async def is_there(client: SglangClient) -> bool:
+    try:
+        await client.check("/ready", 5.0)
+    except UnavailableError:
+        return False
+    return True
 
 
 async def test_a_gate_that_opens_for_a_moment_lets_nobody_in(make: Make) -> None:

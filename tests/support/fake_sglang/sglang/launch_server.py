@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 FAULT = os.environ.get("FAKE_SGLANG", "")
@@ -23,6 +24,7 @@ class State:
     """What all handlers share."""
 
     version = ""
+    key = ""
     busy_flushes = 0
     aborted: set[str] = set()  # noqa: RUF012
     updates: list[str] = []  # noqa: RUF012
@@ -38,6 +40,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+        if State.key and self.headers.get("Authorization") != f"Bearer {State.key}":
+            self._answer(401, {"error": "Unauthorized"})
+            return
         if self.path == "/generate":
             self._generate(body)
             return
@@ -115,10 +120,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int)
     parser.add_argument("--weight-version")
+    parser.add_argument("--config", type=Path)
     known, rest = parser.parse_known_args()
     if FAULT == "dies_at_start":
         sys.exit(7)
     State.version = known.weight_version
+    if known.config is not None:
+        State.key = json.loads(known.config.read_text().removeprefix("api-key:"))
     print("fake sglang:", *rest, file=sys.stderr)
     server = ThreadingHTTPServer(("127.0.0.1", known.port), Handler)
     threading.Thread(target=server.serve_forever, daemon=False).start()

@@ -1,7 +1,7 @@
 """The SGLang engine (`rollout.name=sglang`): an adapter to SGLang's own server, which it starts, watches and ends.
 
-The server is a child process on loopback with a random port, and dies with the service. What it does differently from
-our rules is corrected here, never ignored:
+The server is a child process on loopback with a random port and a random key, which every call has to bring, and dies
+with the service. What it does differently from our rules is corrected here, never ignored:
 
   * its log-probs are of the temperature-scaled distribution, not renormalised after top-k, top-p and min-p: requests
     with a filter ask for the distribution really sampled from (`return_sampling_mask`), within

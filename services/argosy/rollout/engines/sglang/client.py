@@ -13,33 +13,40 @@ import httpx
 from argosy.types.errors import DeadlineError, InternalError, InvalidInputError, UnavailableError
 
 _CONNECT_S = 10.0
+_AUTHORIZATION = "Authorization"
 _DATA = "data: "
 _DONE = "[DONE]"
 
 
 class SglangClient:
-    """Calls the server at `address`.
+    """Calls the server at `address`, which wants `key` from its callers.
 
     Every call raises UnavailableError if the connection is lost, DeadlineError after its timeout, and InternalError
     with the server's words if it refuses.
     """
 
-    def __init__(self, address: str, *, call_timeout_s: float) -> None:
+    def __init__(self, address: str, *, key: str, call_timeout_s: float) -> None:
         self._call_timeout_s = call_timeout_s
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it reports each call
         self._http = httpx.AsyncClient(
             base_url=f"http://{address}",
+            headers={_AUTHORIZATION: f"Bearer {key}"},
             timeout=httpx.Timeout(call_timeout_s, connect=_CONNECT_S),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             trust_env=False,  # a proxy has no business on the loopback
         )
 
     async def is_ready(self) -> bool:
-        """Whether the server takes requests. Never raises for a server that isn't there yet."""
+        """Whether the server is there, takes requests, and is the one that has our key: a stranger may have got the
+        port in its place. Never raises for a server that isn't there yet."""
         try:
-            return (await self._http.get("/ready", timeout=_CONNECT_S)).status_code == httpx.codes.OK
+            if (await self._http.get("/ready", timeout=_CONNECT_S)).status_code != httpx.codes.OK:
+                return False
+            refused = await self._http.post("/flush_cache", headers={_AUTHORIZATION: "Bearer none"}, timeout=_CONNECT_S)
+            taken = await self._http.post("/flush_cache", timeout=_CONNECT_S)
         except httpx.TransportError:
             return False
+        return refused.status_code == httpx.codes.UNAUTHORIZED != taken.status_code
 
     async def check(self, path: str, timeout_s: float) -> None:
         """GET a health path; raises unless the server says that it is well."""

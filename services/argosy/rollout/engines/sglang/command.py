@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import socket
 import sys
@@ -20,6 +21,7 @@ CONTEXT_MARGIN = 8
 _OURS = (
     "--model-path", "--host", "--port", "--dtype", "--device", "--context-length", "--max-running-requests",
     "--skip-tokenizer-init", "--weight-version", "--incremental-streaming-output",
+    "--config", "--api-key", "--admin-api-key",
 )  # fmt: skip
 """Flags that `argosy.rollout.sglang.arguments` may not repeat."""
 
@@ -65,6 +67,16 @@ def server_arguments(options: SglangOptions, facts: ModelFacts, port: int, versi
     if options.trust_remote_code:
         arguments.append("--trust-remote-code")
     return [*arguments, *options.arguments]
+
+
+def key_arguments(folder: Path, key: str) -> list[str]:
+    """Arguments by which the server asks every caller for `key`. It goes by a file in `folder`: a command line can be
+    read by every user of the machine."""
+    path = folder / "server.yaml"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(f"api-key: {json.dumps(key)}\n")
+    return ["--config", str(path)]
 
 
 def filter_tokens(options: SglangOptions, facts: ModelFacts) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import shutil
 import tempfile
 import time
@@ -27,6 +28,7 @@ from argosy.rollout.engines.sglang.command import (
     LOOPBACK,
     filter_tokens,
     free_port,
+    key_arguments,
     kv_tokens,
     server_arguments,
     server_environment,
@@ -56,6 +58,7 @@ _LOG = logging.getLogger(__name__)
 _AHEAD = 4
 """Requests beyond the server's slots, so that it never waits for the next one."""
 _READY_POLL_S = 0.25
+_KEY_BYTES = 32
 _ABORT_AGAIN_S = 0.25
 """An abort can overtake the request that it is for: it is repeated until the request has ended."""
 _IDLE_S = 10.0
@@ -157,8 +160,10 @@ class SglangEngine:
         self._own = make_manifest(options.lineage, 0, await asyncio.to_thread(folder.specs)).version
         port = free_port()
         arguments = server_arguments(options, self._facts, port, self._own.short, on_cpu=self._on_cpu)
+        key = secrets.token_hex(_KEY_BYTES)
+        arguments += await asyncio.to_thread(key_arguments, self._folder, key)
         self._server = ServerProcess(arguments, server_environment(options, self._folder))
-        self._client = SglangClient(f"{LOOPBACK}:{port}", call_timeout_s=options.call_timeout_s)
+        self._client = SglangClient(f"{LOOPBACK}:{port}", key=key, call_timeout_s=options.call_timeout_s)
         await self._server.start()
         await self._until_ready()
         self._watch = asyncio.create_task(self._watch_server(), name="sglang-watch")
