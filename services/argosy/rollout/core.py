@@ -18,7 +18,7 @@ from argosy.rollout.engines.hf.options import HfRolloutOptions
 from argosy.rollout.mailbox import Mailbox
 from argosy.rollout.pulse import Pulse, Rate
 from argosy.rollout.requests import check_request, overlong_completion
-from argosy.rollout.weights import ServerWeights
+from argosy.rollout.weights import HeldWeights, ServerWeights
 from argosy.types.errors import InvalidInputError, OverloadedError, StateError
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import Completion, GenerateRequest, Mutation, RolloutStatus, TransferOffer, WeightsManifest
@@ -370,8 +370,8 @@ class RolloutCore:
         return await self.weights.finish(sync_id)
 
     def weight_source(self) -> WeightSource:
-        """Serves the weights that this server holds, to a newcomer."""
-        return self.weights
+        """Serves the weights that this server holds, to a newcomer. May be asked for before `start`."""
+        return HeldWeights(lambda: self.weights)
 
     async def held_snapshot(self) -> Snapshot:
         """A frozen copy of the weights in use, made on first demand after an update. NotFoundError without any."""

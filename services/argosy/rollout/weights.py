@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from argosy.roles.weights import WeightSource
@@ -195,4 +195,27 @@ class ServerWeights:
         """Its bytes, never as deltas."""
         snapshot = await self.held_snapshot()
         async for chunk in snapshot.stream_weights(version, names):
+            yield chunk
+
+
+class HeldWeights:
+    """WeightSource over a server's weights, which exist only once the engine knows its model."""
+
+    def __init__(self, held: Callable[[], ServerWeights]) -> None:
+        self._held = held
+
+    @property
+    def address(self) -> str:
+        """Always "": in this process."""
+        return ""
+
+    async def get_manifest(self) -> WeightsManifest:
+        """Of the version that is served. StateError before the engine is started."""
+        return await self._held().get_manifest()
+
+    async def stream_weights(
+        self, version: PolicyVersion, names: tuple[str, ...] = (), *, base: PolicyVersion | None = None
+    ) -> AsyncIterator[WeightChunk]:
+        """Its bytes."""
+        async for chunk in self._held().stream_weights(version, names, base=base):
             yield chunk

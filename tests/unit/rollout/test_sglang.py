@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch
 
+from argosy.rollout.core import RolloutCore, RolloutOptions
 from argosy.rollout.engines.events import Event
 from argosy.rollout.engines.hf.sample import Sample
 from argosy.rollout.engines.sglang.answer import read_piece
@@ -35,10 +36,11 @@ from argosy.types.errors import (
     InternalError,
     InvalidInputError,
     NotFoundError,
+    StateError,
     UnavailableError,
 )
 from argosy.types.ids import PolicyVersion
-from argosy.types.records import Completion, FinishReason, GenerateRequest, TokenRun
+from argosy.types.records import Completion, FinishReason, GenerateRequest, Mutation, TokenRun
 from unit.rollout.support import request
 
 FAKE = Path(__file__).parents[2] / "support/fake_sglang"
@@ -427,3 +429,14 @@ def test_arguments_of_ours_cannot_be_repeated(tiny: Path) -> None:
     options = SglangOptions(str(tiny), arguments=("--port=1",))
     with pytest.raises(InvalidInputError, match="--port"):
         server_arguments(options, _facts_of(ModelFolder(tiny), options), 5, "v", on_cpu=True)
+
+
+async def test_its_core_can_be_served_and_ended_before_the_server_is_up(tmp_path: Path) -> None:
+    """A service listens while its engine loads, and may be told to end then."""
+    engine = SglangEngine(SglangOptions(str(tmp_path)), lambda ids: "")
+    core = RolloutCore(engine, RolloutOptions(), lambda ids: "")
+    source = core.weight_source()
+    with pytest.raises(StateError, match="not been started"):
+        await source.get_manifest()
+    await core.drain(Mutation("", 0, "end", deadline_s=5.0))
+    await core.close()

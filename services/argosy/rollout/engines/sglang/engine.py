@@ -405,9 +405,9 @@ class SglangEngine:
 
     async def _end_segments(self, jobs: Sequence[_Job]) -> None:
         """End what these samples have at the server; their tokens are taken in before this returns."""
-        assert self._client is not None
         deadline = time.monotonic() + self._options.call_timeout_s
         while left := [job for job in jobs if job.request_id]:
+            assert self._client is not None  # nothing has a request before the server is up
             if time.monotonic() > deadline:
                 raise DeadlineError(f"SGLang has not ended {len(left)} requests")
             for job in left:
