@@ -11,6 +11,7 @@ process reaches it as /proc/PID/fd/N, which the kernel allows to the same user (
 from __future__ import annotations
 
 import fcntl
+import logging
 import mmap
 import os
 import threading
@@ -21,6 +22,7 @@ import numpy as np
 from argosy.types.errors import NotFoundError
 from argosy.weightsync.tensors import ByteArray
 
+_LOG = logging.getLogger(__name__)
 _SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0) | getattr(fcntl, "F_SEAL_SEAL", 0)
 _SUPPORTED = hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
 
@@ -41,10 +43,14 @@ class MemoryFile:
 
 
 def allocate(size_bytes: int) -> tuple[ByteArray, MemoryFile | None]:
-    """Memory of a size, in a file where the system can do that."""
+    """Memory of a size, in a file where the system can do that and lets us; else other processes can't map it."""
     if size_bytes == 0 or not _SUPPORTED:
         return np.empty(size_bytes, np.uint8), None
-    file = MemoryFile(size_bytes)
+    try:
+        file = MemoryFile(size_bytes)
+    except OSError as error:  # a limit on file sizes (RLIMIT_FSIZE) counts here too, and sandboxes forbid memory files
+        _LOG.warning("%d bytes of memory can't be shared with other processes: %s", size_bytes, error)
+        return np.empty(size_bytes, np.uint8), None
     return file.array, file
 
 

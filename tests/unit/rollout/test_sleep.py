@@ -49,7 +49,7 @@ async def test_memory_falls_and_answers_stay(open_rollout: Open, wide: Path, lev
     await rollout.sleep(level, CTX)
     freed = awake - resident()
     expected = cache + staged + (weights if level == 2 else 0)
-    assert 0.85 * expected < freed < 1.15 * expected
+    assert freed > 0.85 * expected  # it may be more: what earlier work of this process left to the allocator goes too
     assert (await rollout.status()).state == "asleep"
     with pytest.raises(StateError):
         await answers(rollout, asked)

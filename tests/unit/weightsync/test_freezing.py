@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import zlib
@@ -14,7 +15,7 @@ from argosy.types.errors import InvalidInputError, NotFoundError, StateError
 from argosy.weightsync import Snapshot
 from argosy.weightsync.crc import crc32
 from argosy.weightsync.freezing import Put, TensorForm
-from argosy.weightsync.memory import KeptMapping, MemoryFile, map_file
+from argosy.weightsync.memory import KeptMapping, MemoryFile, allocate, map_file
 
 
 @pytest.mark.parametrize(("dtype", "share"), [("float32", 1.0), ("bfloat16", 0.0)])
@@ -76,3 +77,17 @@ def test_checksums_are_zlibs() -> None:
     data = np.random.default_rng(0).integers(0, 255, 100_003, np.uint8).tobytes()
     assert crc32(data) == zlib.crc32(data)
     assert crc32(data[1000:], crc32(data[:1000])) == zlib.crc32(data)
+
+
+def test_memory_that_may_not_be_a_file_is_ordinary(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A limit on file sizes (full disks are tried with one) is no reason to publish no weights."""
+
+    def refuse(descriptor: int, size: int) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    array, file = allocate(4096)
+    assert (array.nbytes, file) == (4096, None)
+    assert "can't be shared" in caplog.text
