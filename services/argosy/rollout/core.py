@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from argosy.roles.weights import WeightSource
 from argosy.rollout.deadline import in_time
-from argosy.rollout.engines.base import Decode, Engine, EngineCounts
-from argosy.rollout.engines.events import Event
+from argosy.rollout.engines.base import Engine, EngineCounts
+from argosy.rollout.engines.events import Decode, Event
 from argosy.rollout.engines.hf.options import HfRolloutOptions
 from argosy.rollout.mailbox import Mailbox
 from argosy.rollout.pulse import Pulse, Rate

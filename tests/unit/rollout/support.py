@@ -6,18 +6,21 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from argosy.rollout.core import HfRollout
+from argosy.rollout.engines.base import Engine
+from argosy.rollout.engines.events import Event
 from argosy.rollout.engines.hf.adapter import HfEngine
 from argosy.rollout.engines.hf.engine import Engine as Loop
 from argosy.types.ids import SampleId
 from argosy.types.records import Completion, GenerateRequest, Mutation, SamplingParams
 
 PROMPT = tuple(range(20, 45))
+E = TypeVar("E", bound=Engine)
 CTX = Mutation(run_id="run", term=1, request_id="r", deadline_s=60.0)
 
 
@@ -37,6 +40,26 @@ def request(
 ) -> GenerateRequest:
     settings = replace(SamplingParams(max_tokens=12, ignore_eos=True, seed=7), **params)
     return GenerateRequest(SampleId(0, position, k), tuple(prompt), settings, purpose=purpose)
+
+
+class Told(Generic[E]):
+    """An engine with what it told."""
+
+    def __init__(self, engine: E) -> None:
+        self.engine = engine
+        self.events: list[Event] = []
+
+    async def run(self, requests: Sequence[GenerateRequest], interval: int = 0) -> list[Completion]:
+        await self.engine.submit(requests, self.events.append, interval)
+        return await self.ends(requests)
+
+    async def ends(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        async with asyncio.timeout(20):
+            while True:
+                found = {f"{e.purpose}:{e.sample_id}": e for e in self.events if isinstance(e, Completion)}
+                if all(one.key in found for one in requests):
+                    return [found[one.key] for one in requests]
+                await asyncio.sleep(0.001)
 
 
 def loop_of(rollout: HfRollout) -> Loop:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from argosy.rollout.engines.hf.sample import Sample
 from argosy.rollout.engines.hf.scheduler import Scheduler
 from argosy.rollout.engines.hf.slots import SlotCache
+from argosy.rollout.engines.sampling.sample import Sample
 from argosy.rollout.pulse import WINDOW_S, Pulse, Rate
 from argosy.types.errors import InvalidInputError
 from unit.rollout.support import Open, answers, loop_of, request

@@ -22,7 +22,7 @@ from argosy.rollout.engines.hf.native import compiler
 from argosy.rollout.engines.hf.native.compiler import load_library
 from argosy.rollout.engines.hf.native.model import NativeDecoder
 from argosy.rollout.engines.hf.runner import Runner
-from argosy.rollout.engines.hf.sampler import Settings, draw
+from argosy.rollout.engines.sampling.sampler import Settings, draw
 from argosy.types.records import FinishReason
 from unit.rollout.support import PROMPT, Open, answers, request, until_sampled
 from unit.rollout.test_models import RUNNING, save

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from argosy.rollout.engines.hf.noise import noise_key, uniforms
+from argosy.rollout.engines.sampling.noise import noise_key, uniforms
 from argosy.types.ids import SampleId
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from argosy.rollout.engines.hf.prefixes import PrefixStore
-from argosy.rollout.engines.hf.sample import Sample
 from argosy.rollout.engines.hf.scheduler import Scheduler
 from argosy.rollout.engines.hf.slots import SlotCache
+from argosy.rollout.engines.sampling.sample import Sample
 from argosy.types.errors import OverloadedError
 from unit.rollout.support import request
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from argosy.rollout.engines.hf.batching import make_settings
-from argosy.rollout.engines.hf.sample import Sample
-from argosy.rollout.engines.hf.sampler import Banned, Penalties, Settings, draw
+from argosy.rollout.engines.sampling.sample import Sample
+from argosy.rollout.engines.sampling.sampler import Banned, Penalties, Settings, draw
 from argosy.types.ids import SampleId
 from argosy.types.records import GenerateRequest, SamplingParams
 from unit.rollout.reference import distribution

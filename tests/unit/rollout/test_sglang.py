@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ import pytest
 import torch
 
 from argosy.rollout.core import RolloutCore, RolloutOptions
-from argosy.rollout.engines.events import Event
-from argosy.rollout.engines.hf.sample import Sample
+from argosy.rollout.engines.sampling.sample import Sample
 from argosy.rollout.engines.sglang.answer import read_piece
 from argosy.rollout.engines.sglang.client import SglangClient
 from argosy.rollout.engines.sglang.command import free_port, server_arguments
@@ -40,8 +39,8 @@ from argosy.types.errors import (
     UnavailableError,
 )
 from argosy.types.ids import PolicyVersion
-from argosy.types.records import Completion, FinishReason, GenerateRequest, Mutation, TokenRun
-from unit.rollout.support import request
+from argosy.types.records import FinishReason, GenerateRequest, Mutation, TokenRun
+from unit.rollout.support import Told, request
 
 FAKE = Path(__file__).parents[2] / "support/fake_sglang"
 V1 = PolicyVersion("main", 1, "1" * 64)
@@ -139,24 +138,8 @@ def test_weights_that_can_not_be_written_leave_nothing(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-class Engine:
-    """An engine with what it told."""
-
-    def __init__(self, engine: SglangEngine) -> None:
-        self.engine = engine
-        self.events: list[Event] = []
-
-    async def run(self, requests: Sequence[GenerateRequest], interval: int = 0) -> list[Completion]:
-        await self.engine.submit(requests, self.events.append, interval)
-        return await self.ends(requests)
-
-    async def ends(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
-        async with asyncio.timeout(20):
-            while True:
-                found = {f"{e.purpose}:{e.sample_id}": e for e in self.events if isinstance(e, Completion)}
-                if all(one.key in found for one in requests):
-                    return [found[one.key] for one in requests]
-                await asyncio.sleep(0.002)
+class Served(Told[SglangEngine]):
+    """The adapter with what it told."""
 
     async def failure(self) -> BaseException:
         async with asyncio.timeout(10):
@@ -170,14 +153,14 @@ class Engine:
                 await asyncio.sleep(0.002)
 
 
-Make = Callable[..., Awaitable[Engine]]
+Make = Callable[..., Awaitable[Served]]
 
 
 @pytest.fixture
 async def make(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
     made: list[SglangEngine] = []
 
-    async def start(fault: str = "", **values: Any) -> Engine:
+    async def start(fault: str = "", **values: Any) -> Served:
         monkeypatch.setenv("PYTHONPATH", str(FAKE))
         monkeypatch.setenv("FAKE_SGLANG", fault)
         defaults: dict[str, Any] = {
@@ -188,7 +171,7 @@ async def make(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Mak
         )
         made.append(engine)
         await engine.start()
-        return Engine(engine)
+        return Served(engine)
 
     yield start
     for engine in made:
@@ -424,11 +407,11 @@ def test_the_server_dies_with_a_killed_service() -> None:
 
 def test_arguments_of_ours_cannot_be_repeated(tiny: Path) -> None:
     from argosy.rollout.engines.folder import ModelFolder
-    from argosy.rollout.engines.sglang.engine import _facts_of
+    from argosy.rollout.engines.sglang.facts import facts_of
 
     options = SglangOptions(str(tiny), arguments=("--port=1",))
     with pytest.raises(InvalidInputError, match="--port"):
-        server_arguments(options, _facts_of(ModelFolder(tiny), options), 5, "v", on_cpu=True)
+        server_arguments(options, facts_of(ModelFolder(tiny), options), 5, "v", on_cpu=True)
 
 
 async def test_its_core_can_be_served_and_ended_before_the_server_is_up(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from argosy.rollout.engines.events import Event
 from argosy.rollout.engines.folder import ModelFolder
 from argosy.rollout.engines.simulated.engine import CAPABILITIES, SimulatedEngine
 from argosy.rollout.engines.simulated.language import RANKS, Language
@@ -26,7 +24,7 @@ from argosy.types.ids import PolicyVersion, SampleId
 from argosy.types.records import Completion, FinishReason, GenerateRequest, TokenRun
 from argosy.weightsync import build_manifest, find_tied
 from argosy.weightsync.transports import TRANSPORTS
-from unit.rollout.support import request
+from unit.rollout.support import Told, request
 
 V1, V2 = PolicyVersion("main", 1, "1" * 64), PolicyVersion("main", 2, "2" * 64)
 LANGUAGE = Language(300, {2, 9}, hazard_of("geometric", 10, 0, 1000))
@@ -140,30 +138,10 @@ def test_wrong_options_are_refused_by_name(values: dict[str, Any], field: str) -
         SimulatedOptions("model", **values)
 
 
-class Engine:
-    """An engine with what it told."""
-
-    def __init__(self, engine: SimulatedEngine) -> None:
-        self.engine = engine
-        self.events: list[Event] = []
-
-    async def run(self, requests: Sequence[GenerateRequest], interval: int = 0) -> list[Completion]:
-        await self.engine.submit(requests, self.events.append, interval)
-        return await self.ends(requests)
-
-    async def ends(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
-        async with asyncio.timeout(20):
-            while True:
-                found = {f"{e.purpose}:{e.sample_id}": e for e in self.events if isinstance(e, Completion)}
-                if all(one.key in found for one in requests):
-                    return [found[one.key] for one in requests]
-                await asyncio.sleep(0.001)
-
-
-async def make(path: Path, **values: Any) -> Engine:
+async def make(path: Path, **values: Any) -> Told[SimulatedEngine]:
     engine = SimulatedEngine(SimulatedOptions(str(path), **values), lambda ids: " ".join(map(str, ids)))
     await engine.start()
-    return Engine(engine)
+    return Told(engine)
 
 
 async def test_steps_take_the_time_that_is_configured(tiny: Path) -> None:

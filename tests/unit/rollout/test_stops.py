@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from argosy.rollout.engines.hf.stops import StopStrings, TextTail
+from argosy.rollout.engines.sampling.stops import StopStrings, TextTail
 
 PIECES = ["he", "llo!", "END", "..", "...", "E", "ND"]
 

@@ -6,7 +6,7 @@ the core's: request checks, keys in flight, deadlines, drain, status and the fou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
@@ -19,8 +19,6 @@ from argosy.weightsync.manifest import ShapedLike
 if TYPE_CHECKING:
     from torch import Tensor
 
-Decode = Callable[[Sequence[int]], str]
-"""Token ids → text without special tokens; for stop strings and `Completion.text`."""
 LogProbs = Literal["processed", "temperature"]
 """Which distribution an engine's log-probs are of: "processed" is the one really sampled from, after penalties,
 temperature, top-k, top-p and min-p, renormalised; "temperature" is after temperature only, not renormalised after

@@ -122,10 +122,10 @@ def sglang_arguments(job: Config, values: Values) -> list[str]:
     from argosy.rollout.engines.folder import ModelFolder
     from argosy.rollout.engines.sglang import options_of as sglang_options
     from argosy.rollout.engines.sglang.command import server_arguments
-    from argosy.rollout.engines.sglang.engine import _facts_of
+    from argosy.rollout.engines.sglang.facts import facts_of
 
     chosen = sglang_options(job.with_values(dict(values)))
-    facts = _facts_of(ModelFolder(chosen.model_path), chosen)
+    facts = facts_of(ModelFolder(chosen.model_path), chosen)
     return server_arguments(chosen, facts, 1234, "v", on_cpu=True)
 
 

@@ -3,13 +3,9 @@
 One step of the engine is: take in what waits, compute the prompts' keys and values (once per distinct prompt), then
 decode one token for every running sample. A sample enters decode with the *last* token of its prompt, so that prefill
 never samples and a prompt shared by n samples is computed once and copied into their slots. A prompt longer than what
-a step may compute comes in pieces, with decode steps in between.
+a step may compute comes in pieces, with decode steps in between. How a token is drawn and when a sample ends is in
+`engines/sampling`, which other engines share.
 
-    noise.py      uniform numbers keyed by (seed, purpose, sample id, token position)
-    filters.py    top-k, top-p, min-p
-    sampler.py    logits → token ids and exact log-probs
-    stops.py      stop ids, stop strings over token boundaries
-    sample.py     one request in flight
     slots.py      the key/value cache: contiguous rows, one per running sample
     prefixes.py   keys and values of prompts, shared by the samples of a group
     attention.py  the attention function that transformers calls

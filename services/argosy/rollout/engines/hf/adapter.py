@@ -11,19 +11,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from argosy.modeling.loading import ModelSource
-from argosy.rollout.engines.base import Capabilities, Decode, EngineCounts, ModelFacts
-from argosy.rollout.engines.events import Deliver
+from argosy.rollout.engines.base import Capabilities, EngineCounts, ModelFacts
+from argosy.rollout.engines.events import Decode, Deliver
 from argosy.rollout.engines.hf.engine import Engine as Loop
 from argosy.rollout.engines.hf.loading import LoadedModel, adopt, load_module
 from argosy.rollout.engines.hf.options import HfRolloutOptions
 from argosy.rollout.engines.hf.prefixes import PrefixStore
 from argosy.rollout.engines.hf.room import kv_room
 from argosy.rollout.engines.hf.runner import Runner
-from argosy.rollout.engines.hf.sample import Sample
 from argosy.rollout.engines.hf.scheduler import Scheduler
 from argosy.rollout.engines.hf.selfcheck import Probe
 from argosy.rollout.engines.hf.sleeping import LEVELS, Nap
-from argosy.rollout.engines.hf.stops import StopStrings
+from argosy.rollout.engines.sampling.sample import Sample
 from argosy.rollout.engines.warmup import WARM_UP_VERSION, warm_up
 from argosy.types.errors import InvalidInputError, UnavailableError
 from argosy.types.ids import PolicyVersion
@@ -193,24 +192,8 @@ class HfEngine:
 
     async def submit(self, requests: Sequence[GenerateRequest], deliver: Deliver, interval_tokens: int) -> None:
         """See the Protocol."""
-        samples = [self._sample(request, deliver, interval_tokens) for request in requests]
+        samples = [Sample.of(request, self.facts, self._decode, deliver, interval_tokens) for request in requests]
         await self.call(lambda: self.loop.submit(samples))
-
-    def _sample(self, request: GenerateRequest, deliver: Deliver, interval: int) -> Sample:
-        params, facts = request.params, self.facts
-        eos = frozenset() if params.ignore_eos else facts.eos_token_ids
-        stops = None
-        if params.stop:
-            include = params.include_stop_str_in_output
-            stops = StopStrings(params.stop, self._decode, include=include, min_tokens=params.min_tokens)
-        return Sample(
-            request,
-            stop_ids=eos.union(params.stop_token_ids),
-            stops=stops,
-            max_model_len=facts.context_len,
-            deliver=deliver,
-            interval=interval,
-        )
 
     async def abort(self, keys: set[str] | None) -> int:
         """See the Protocol."""

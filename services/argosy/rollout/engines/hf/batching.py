@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from argosy.rollout.engines.hf.noise import uniforms
-from argosy.rollout.engines.hf.sample import Sample
-from argosy.rollout.engines.hf.sampler import Banned, Penalties, Settings
+from argosy.rollout.engines.sampling.noise import uniforms
+from argosy.rollout.engines.sampling.sample import Sample
+from argosy.rollout.engines.sampling.sampler import Banned, Penalties, Settings
 from argosy.types.records import SamplingParams
 
 

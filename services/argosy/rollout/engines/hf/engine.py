@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from argosy.rollout.engines.events import Decode
 from argosy.rollout.engines.hf.batching import make_banned, make_penalties, make_settings, make_uniforms
 from argosy.rollout.engines.hf.prefixes import Prefix, PrefixStore
 from argosy.rollout.engines.hf.runner import Fill, Runner
-from argosy.rollout.engines.hf.sample import Sample
-from argosy.rollout.engines.hf.sampler import Settings
 from argosy.rollout.engines.hf.scheduler import Scheduler
-from argosy.rollout.engines.hf.stops import Decode
+from argosy.rollout.engines.sampling.sample import Sample
+from argosy.rollout.engines.sampling.sampler import Settings
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import FinishReason
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from argosy.rollout.engines.hf.attention import Decode, Prefill, Span
 from argosy.rollout.engines.hf.loading import LoadedModel
-from argosy.rollout.engines.hf.sampler import Banned, Penalties, Settings, draw
 from argosy.rollout.engines.hf.slots import SlotCache
+from argosy.rollout.engines.sampling.sampler import Banned, Penalties, Settings, draw
 
 _SPAN_ROUNDING = 16
 """The tokens that attention looks at are rounded up to it: fewer shapes, aligned rows."""

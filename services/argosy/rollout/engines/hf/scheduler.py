@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from argosy.rollout.engines.hf.sample import Sample
+from argosy.rollout.engines.sampling.sample import Sample
 from argosy.types.errors import OverloadedError
 
 

@@ -28,6 +28,8 @@ and their keys and values are computed anew under the new weights.
     payload.py    our sampling parameters as the server's
     answer.py     what the server streams
     weights.py    the file through which it gets weights
+    facts.py      what the engine can do, and what it knows of its model
+    job.py        a sample in flight
     engine.py     the engine
 """
 
@@ -37,7 +39,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from argosy.config import Config
-    from argosy.rollout.engines.base import Decode
+    from argosy.rollout.engines.events import Decode
     from argosy.rollout.engines.sglang.engine import SglangEngine
     from argosy.rollout.engines.sglang.options import SglangOptions
 

@@ -15,16 +15,14 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from argosy.rollout.engines.base import Capabilities, Decode, EngineCounts, ModelFacts
-from argosy.rollout.engines.events import Deliver
+from argosy.rollout.engines.base import Capabilities, EngineCounts, ModelFacts
+from argosy.rollout.engines.events import Decode, Deliver
 from argosy.rollout.engines.folder import ModelFolder
-from argosy.rollout.engines.hf.sample import Sample
-from argosy.rollout.engines.hf.stops import StopStrings
+from argosy.rollout.engines.sampling.sample import Sample
 from argosy.rollout.engines.sglang.admission import Admission
 from argosy.rollout.engines.sglang.answer import Piece, read_piece
 from argosy.rollout.engines.sglang.client import SglangClient
 from argosy.rollout.engines.sglang.command import (
-    CONTEXT_MARGIN,
     LOOPBACK,
     filter_tokens,
     free_port,
@@ -33,8 +31,10 @@ from argosy.rollout.engines.sglang.command import (
     server_arguments,
     server_environment,
 )
+from argosy.rollout.engines.sglang.facts import CAPABILITIES, facts_of, is_on_cpu
+from argosy.rollout.engines.sglang.job import Job, stream_interval
 from argosy.rollout.engines.sglang.options import SglangOptions
-from argosy.rollout.engines.sglang.payload import SAMPLING, check_params, is_filtered, segment_payload
+from argosy.rollout.engines.sglang.payload import check_params, is_filtered, segment_payload
 from argosy.rollout.engines.sglang.server import ServerProcess
 from argosy.rollout.engines.sglang.weights import WeightFolders
 from argosy.types.errors import (
@@ -49,7 +49,7 @@ from argosy.types.errors import (
 )
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import FinishReason, GenerateRequest
-from argosy.weightsync.manifest import TensorShape, make_manifest
+from argosy.weightsync.manifest import make_manifest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,38 +64,6 @@ _ABORT_AGAIN_S = 0.25
 _IDLE_S = 10.0
 """Seconds that the server may take to be idle when nothing of ours is there any more."""
 _IDLE_POLL_S = 0.01
-_FLOATS = ("float32", "bfloat16", "float16")
-
-CAPABILITIES = Capabilities(
-    engine="sglang",
-    log_probs="processed",
-    sampling=SAMPLING,
-    sample_seeds=False,
-    partial_resume=True,
-    updates_in_flight=True,
-    transports=frozenset({"stream", "collective", "shared_memory", "disk"}),
-    sleep_levels=(),
-    adapter_sync=False,
-    deterministic=False,
-    version_spans=True,
-)
-
-
-class _Job:
-    """A sample and the request that it is at the server now."""
-
-    def __init__(self, sample: Sample) -> None:
-        self.sample = sample
-        self.request_id = ""
-        """Of the segment under way; empty between two."""
-        self.aborted = False
-        """By a caller: it ends with what it has."""
-        self.interrupted = False
-        """The segment is ended on purpose; the sample may go on in another."""
-        self.idle = asyncio.Event()
-        """Set while nothing of it is at the server."""
-        self.idle.set()
-        self.task: asyncio.Task[None] | None = None
 
 
 class SglangEngine:
@@ -117,7 +85,7 @@ class SglangEngine:
         self._server: ServerProcess | None = None
         self._client: SglangClient | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, Job] = {}
         self._admission = Admission(options.slot_count + _AHEAD)
         self._open = asyncio.Event()
         """Set while segments may begin: not paused, not updating, not stale."""
@@ -155,8 +123,8 @@ class SglangEngine:
         """See the Protocol. Starts the server and waits until it has answered one request."""
         options = self._options
         folder = await asyncio.to_thread(ModelFolder, options.model_path)
-        self._facts = _facts_of(folder, options)
-        self._on_cpu = await asyncio.to_thread(_is_on_cpu, options.device)
+        self._facts = facts_of(folder, options)
+        self._on_cpu = await asyncio.to_thread(is_on_cpu, options.device)
         self._own = make_manifest(options.lineage, 0, await asyncio.to_thread(folder.specs)).version
         port = free_port()
         arguments = server_arguments(options, self._facts, port, self._own.short, on_cpu=self._on_cpu)
@@ -274,28 +242,11 @@ class SglangEngine:
         for request in requests:
             check_params(request.params, vocab_size=vocab_size, filter_tokens=cap)
         for request in requests:
-            job = _Job(self._sample(request, deliver, interval_tokens))
+            job = Job(Sample.of(request, self.facts, self._decode, deliver, interval_tokens))
             self._jobs[request.key] = job
             job.task = asyncio.create_task(self._serve(job), name=f"sglang-{request.key}")
 
-    def _sample(self, request: GenerateRequest, deliver: Deliver, interval: int) -> Sample:
-        params = request.params
-        eos = frozenset() if params.ignore_eos else self.facts.eos_token_ids
-        stops = None
-        if params.stop:
-            stops = StopStrings(
-                params.stop, self._decode, include=params.include_stop_str_in_output, min_tokens=params.min_tokens
-            )
-        return Sample(
-            request,
-            stop_ids=eos.union(params.stop_token_ids),
-            stops=stops,
-            max_model_len=self.facts.context_len,
-            deliver=deliver,
-            interval=interval,
-        )
-
-    async def _serve(self, job: _Job) -> None:
+    async def _serve(self, job: Job) -> None:
         """One sample from its first segment to its end, whatever that is."""
         reason: FinishReason | None
         error = ""
@@ -314,7 +265,7 @@ class SglangEngine:
             reason, error = FinishReason.FAILED, f"{type(failure).__name__}: {failure}"
         self._finish(job, FinishReason.ABORTED if reason is None else reason, error)
 
-    async def _segment(self, job: _Job) -> FinishReason | None:
+    async def _segment(self, job: Job) -> FinishReason | None:
         """One request to the server; None if the sample goes on after it."""
         assert self._client is not None
         assert self._version is not None
@@ -323,7 +274,7 @@ class SglangEngine:
         filtered = is_filtered(params, self.facts.vocab_size)
         job.request_id = f"{sample.key}/{uuid.uuid4().hex}"
         body = segment_payload(
-            sample, job.request_id, vocab_size=self.facts.vocab_size, stream_interval=_stream_interval(sample)
+            sample, job.request_id, vocab_size=self.facts.vocab_size, stream_interval=stream_interval(sample)
         )
         job.interrupted = False
         job.idle.clear()
@@ -370,7 +321,7 @@ class SglangEngine:
         self._prompt_cached += cached
         self._held_tokens += length - cached
 
-    def _finish(self, job: _Job, reason: FinishReason, error: str = "") -> None:
+    def _finish(self, job: Job, reason: FinishReason, error: str = "") -> None:
         if self._jobs.get(job.sample.key) is job:
             del self._jobs[job.sample.key]
             job.sample.complete(reason, self._decode, error)
@@ -403,7 +354,7 @@ class SglangEngine:
         self._paused = False
         self._update_gate()
 
-    async def _end_segments(self, jobs: Sequence[_Job]) -> None:
+    async def _end_segments(self, jobs: Sequence[Job]) -> None:
         """End what these samples have at the server; their tokens are taken in before this returns."""
         deadline = time.monotonic() + self._options.call_timeout_s
         while left := [job for job in jobs if job.request_id]:
@@ -514,35 +465,3 @@ class SglangEngine:
             prompt_token_count=self._prompt_tokens,
             prompt_cached_token_count=self._prompt_cached,
         )
-
-
-def _stream_interval(sample: Sample) -> int:
-    """Tokens that the server may hold back: none where they decide about the end, or are to be told at once."""
-    if sample.stops is not None or (sample.request.params.ignore_eos and sample.stop_ids):
-        return 1
-    return max(1, min(sample.interval or 8, 8))
-
-
-def _facts_of(folder: ModelFolder, options: SglangOptions) -> ModelFacts:
-    most = folder.context_len - CONTEXT_MARGIN
-    context_len = min(options.max_model_len or most, most)
-    shapes = {
-        name: TensorShape(shape.shape, options.dtype if shape.dtype in _FLOATS else shape.dtype)
-        for name, shape in folder.shapes.items()
-    }
-    return ModelFacts(
-        shapes=shapes,
-        tied=folder.tied,
-        casts=[("float32", options.dtype)] if options.dtype != "float32" else [],
-        vocab_size=folder.vocab_size,
-        context_len=context_len,
-        eos_token_ids=folder.eos_token_ids,
-    )
-
-
-def _is_on_cpu(device: str) -> bool:
-    if device == "auto":
-        import torch
-
-        return not torch.cuda.is_available()
-    return device == "cpu"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from argosy.rollout.engines.hf.sample import Sample
+from argosy.rollout.engines.sampling.sample import Sample
 from argosy.types.errors import InvalidInputError
 from argosy.types.records import SamplingParams
 

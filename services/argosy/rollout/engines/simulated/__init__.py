@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from argosy.config import Config
-    from argosy.rollout.engines.base import Decode
+    from argosy.rollout.engines.events import Decode
     from argosy.rollout.engines.simulated.engine import SimulatedEngine
     from argosy.rollout.engines.simulated.options import SimulatedOptions
 

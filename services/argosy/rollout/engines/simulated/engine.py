@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from argosy.rollout.engines.base import Capabilities, Decode, EngineCounts, ModelFacts
-from argosy.rollout.engines.events import Deliver
+from argosy.rollout.engines.base import Capabilities, EngineCounts, ModelFacts
+from argosy.rollout.engines.events import Decode, Deliver
 from argosy.rollout.engines.folder import ModelFolder
 from argosy.rollout.engines.simulated.failures import Failure
 from argosy.rollout.engines.simulated.language import Language

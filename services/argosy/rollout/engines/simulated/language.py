@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from argosy.rollout.engines.hf.noise import noise_key, uniforms
+from argosy.rollout.engines.sampling.noise import noise_key, uniforms
 from argosy.rollout.engines.simulated.lengths import Hazard
 from argosy.types.ids import PolicyVersion, SampleId
 from argosy.types.records import GenerateRequest, SamplingParams

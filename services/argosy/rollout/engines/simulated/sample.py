@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from argosy.rollout.engines.base import Decode
-from argosy.rollout.engines.events import Deliver
-from argosy.rollout.engines.hf.stops import StopStrings
+from argosy.rollout.engines.events import Decode, Deliver
+from argosy.rollout.engines.sampling.stops import StopStrings
 from argosy.rollout.engines.simulated.language import Language
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import Completion, FinishReason, GenerateRequest, TokenRun, VersionRun, versions_after

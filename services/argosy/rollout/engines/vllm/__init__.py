@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from argosy.config import Config
-    from argosy.rollout.engines.base import Decode
+    from argosy.rollout.engines.events import Decode
     from argosy.rollout.engines.vllm.engine import VllmEngine
     from argosy.rollout.engines.vllm.options import VllmOptions
 

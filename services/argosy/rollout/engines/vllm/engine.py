@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from argosy.rollout.engines.base import Capabilities, Decode, EngineCounts, ModelFacts
-from argosy.rollout.engines.events import Deliver
+from argosy.rollout.engines.base import Capabilities, EngineCounts, ModelFacts
+from argosy.rollout.engines.events import Decode, Deliver
 from argosy.rollout.engines.vllm.counts import Usage
 from argosy.rollout.engines.vllm.environment import prepare_environment, require_vllm
 from argosy.rollout.engines.vllm.facts import read_facts

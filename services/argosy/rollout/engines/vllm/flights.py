@@ -8,10 +8,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from argosy.rollout.engines.base import Decode, ModelFacts
-from argosy.rollout.engines.events import Deliver
-from argosy.rollout.engines.hf.sample import Sample
-from argosy.rollout.engines.hf.stops import StopStrings
+from argosy.rollout.engines.base import ModelFacts
+from argosy.rollout.engines.events import Decode, Deliver
+from argosy.rollout.engines.sampling.sample import Sample
 from argosy.rollout.engines.vllm.parameters import prompt_of, to_vllm
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import FinishReason, GenerateRequest
@@ -70,7 +69,7 @@ class Flights:
         Raises:
             InvalidInputError: vLLM would sample otherwise than one asks.
         """
-        samples = [self._sample(request, deliver, interval_tokens) for request in requests]
+        samples = [Sample.of(request, self._facts, self._decode, deliver, interval_tokens) for request in requests]
         chosen = [
             to_vllm(s.request, stop_ids=s.stop_ids, limit=s.limit, vocab_size=self._facts.vocab_size)
             if len(s.token_ids) < s.limit
@@ -103,22 +102,6 @@ class Flights:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLOSE_S)
-
-    def _sample(self, request: GenerateRequest, deliver: Deliver, interval_tokens: int) -> Sample:
-        params = request.params
-        eos: frozenset[int] = frozenset() if params.ignore_eos else self._facts.eos_token_ids
-        stops = None
-        if params.stop:
-            include = params.include_stop_str_in_output
-            stops = StopStrings(params.stop, self._decode, include=include, min_tokens=params.min_tokens)
-        return Sample(
-            request,
-            stop_ids=eos.union(params.stop_token_ids),
-            stops=stops,
-            max_model_len=self._facts.context_len,
-            deliver=deliver,
-            interval=interval_tokens,
-        )
 
     async def _run(self, llm: Any, flight: _Flight, params: Any) -> None:
         """One sample from its request to its end."""

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.sampler import Sampler
 
-from argosy.rollout.engines.hf.noise import uniforms
-from argosy.rollout.engines.hf.sampler import Settings, draw
+from argosy.rollout.engines.sampling.noise import uniforms
+from argosy.rollout.engines.sampling.sampler import Settings, draw
 
 EXTRA = "argosy"
 """Key in SamplingParams.extra_args of (noise key, tokens of the prompt without those generated elsewhere)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from argosy.rollout.engines.hf.noise import noise_key
+from argosy.rollout.engines.sampling.noise import noise_key
 from argosy.types.errors import InvalidInputError
 from argosy.types.records import GenerateRequest
 

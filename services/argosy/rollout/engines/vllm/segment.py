@@ -2,75 +2,47 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from argosy.types.errors import InvalidInputError
-from argosy.weightsync.tensors import bytes_of, dtype_name, tensor_over
+from argosy.types.errors import InvalidInputError, StorageError
+from argosy.types.records import TensorSpec
+from argosy.weightsync.buffers import FlatBuffer
+from argosy.weightsync.tensors import dtype_name, tensor_over
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_ALIGNMENT = 64
-"""Bytes; a cache line, more than any dtype needs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Where one tensor lies."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    """Bytes from the segment's start."""
 
 
 class Segment:
     """Memory of this process that others of the same user can map while it lives.
 
-    It is reused by the next update, so that its pages are touched for the first time only once.
+    It is reused by an update of the same layout, so that its pages are touched for the first time only once.
     """
 
     def __init__(self) -> None:
-        self._descriptor = os.memfd_create("argosy-weights", os.MFD_CLOEXEC)
-        self._size = 0
-        self._map: mmap.mmap | None = None
-        self._placed: tuple[Placed, ...] = ()
+        self._buffer: FlatBuffer | None = None
+        self._specs: tuple[TensorSpec, ...] = ()
 
     @property
-    def path(self) -> str:
-        """Opens it from another process of this machine."""
-        return f"/proc/{os.getpid()}/fd/{self._descriptor}"
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self._size
-
-    @property
-    def placed(self) -> tuple[Placed, ...]:
-        """The tensors that it holds."""
-        return self._placed
+    def is_filled(self) -> bool:
+        """Whether it holds a model."""
+        return bool(self._specs)
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy tensors in, in place of what it held. Takes as long as a memcpy: call it off the event loop."""
-        offset = 0
-        placed = []
-        for name, tensor in tensors.items():
-            placed.append(Placed(name, dtype_name(tensor), tuple(tensor.shape), offset))
-            offset += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
-        self._placed = ()
-        memory = self._room(max(offset, 1))
-        for place, tensor in zip(placed, tensors.values(), strict=True):
-            data = bytes_of(tensor)
-            memory[place.offset : place.offset + data.size] = data
-        self._placed = tuple(placed)
+        """Copy tensors in, in place of what it held. Takes as long as a memcpy: call it off the event loop.
+
+        Raises:
+            StorageError: the system gives no memory that the workers could map.
+        """
+        specs = tuple(TensorSpec(name, tuple(one.shape), dtype_name(one), "") for name, one in tensors.items())
+        self._specs = ()
+        self._buffer = FlatBuffer(specs, self._buffer)
+        if self._buffer.file is None:
+            raise StorageError("vLLM's workers read weights from a memory file, and this system gives none")
+        self._specs = specs
+        for name, view in self.tensors().items():
+            view.copy_(tensors[name])
 
     def replace(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors in over some of those that it holds; the others stay. InvalidInputError on one that it lacks."""
@@ -82,32 +54,22 @@ class Segment:
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of what it holds; overwritten by the next `fill`."""
-        if self._map is None:
+        if self._buffer is None:
             return {}
-        memory = np.frombuffer(self._map, np.uint8)
-        views = {}
-        for place in self._placed:
-            size = int(np.prod(place.shape, dtype=np.int64)) * _width(place.dtype)
-            views[place.name] = tensor_over(memory[place.offset : place.offset + size], place.shape, place.dtype)
-        return views
+        views = self._buffer.views
+        return {spec.name: tensor_over(views[spec.name], spec.shape, spec.dtype) for spec in self._specs}
+
+    def update_info(self) -> dict[str, Any]:
+        """What a worker must be told to read it: `worker.SegmentUpdate`."""
+        assert self._buffer is not None
+        assert self._buffer.file is not None
+        starts = {name: start for name, (start, _) in self._buffer.spans.items()}
+        return {
+            "path": self._buffer.file.path,
+            "size": self._buffer.memory.size,
+            "tensors": [[spec.name, spec.dtype, list(spec.shape), starts[spec.name]] for spec in self._specs],
+        }
 
     def close(self) -> None:
         """Give the memory back. Views that live keep theirs."""
-        self._placed = ()
-        self._map = None
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def _room(self, size: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        if self._map is None or size > self._size:
-            os.ftruncate(self._descriptor, size)
-            self._map = mmap.mmap(self._descriptor, size)
-            self._size = size
-        return np.frombuffer(self._map, np.uint8)
-
-
-def _width(dtype: str) -> int:
-    from argosy.weightsync.manifest import DTYPE_WIDTHS
-
-    return DTYPE_WIDTHS[dtype]
+        self._buffer, self._specs = None, ()

@@ -38,7 +38,7 @@ class WorkerWeights:
         if self.is_whole(tensors):
             await asyncio.to_thread(self._segment.fill, tensors)
             return
-        if not self._segment.placed:
+        if not self._segment.is_filled:
             state = await asyncio.to_thread(read_files, self._options)
             await asyncio.to_thread(self._segment.fill, {name: state[name] for name in state if name in self._owners})
         await asyncio.to_thread(self._segment.replace, tensors)
@@ -50,11 +50,9 @@ class WorkerWeights:
         """
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        placed = [[place.name, place.dtype, list(place.shape), place.offset] for place in self._segment.placed]
-        update = {"path": self._segment.path, "size": self._segment.size, "tensors": placed}
         await llm.collective_rpc("argosy_forget_update")
         await llm.start_weight_update()
-        await llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+        await llm.update_weights(WeightTransferUpdateRequest(update_info=self._segment.update_info()))
         await llm.finish_weight_update()
         await llm.reset_prefix_cache(reset_running_requests=True)
 

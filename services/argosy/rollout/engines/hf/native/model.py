@@ -25,7 +25,7 @@ from argosy.rollout.engines.hf.native.layout import (
     ModelStruct,
     PassStruct,
 )
-from argosy.rollout.engines.hf.sampler import Settings
+from argosy.rollout.engines.sampling.sampler import Settings
 
 _ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 """Classes whose forward pass is the one that decode.cpp computes; anything else runs its own code."""

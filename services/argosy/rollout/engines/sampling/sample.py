@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from argosy.rollout.engines.events import Deliver
-from argosy.rollout.engines.hf.noise import noise_key
-from argosy.rollout.engines.hf.stops import StopStrings
+from argosy.rollout.engines.base import ModelFacts
+from argosy.rollout.engines.events import Decode, Deliver
+from argosy.rollout.engines.sampling.noise import noise_key
+from argosy.rollout.engines.sampling.stops import StopStrings
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import Completion, FinishReason, GenerateRequest, TokenRun, VersionRun, versions_after
 
@@ -64,6 +65,24 @@ class Sample:
         self.cached = 0
         self.cached_prompt_tokens = 0
         self.sent = len(self.token_ids)
+
+    @classmethod
+    def of(cls, request: GenerateRequest, facts: ModelFacts, decode: Decode, deliver: Deliver, interval: int) -> Sample:
+        """A request's, of a model with these facts: with its end ids unless they are ignored, and its stop strings."""
+        params = request.params
+        eos: frozenset[int] = frozenset() if params.ignore_eos else facts.eos_token_ids
+        stops = None
+        if params.stop:
+            include = params.include_stop_str_in_output
+            stops = StopStrings(params.stop, decode, include=include, min_tokens=params.min_tokens)
+        return cls(
+            request,
+            stop_ids=eos.union(params.stop_token_ids),
+            stops=stops,
+            max_model_len=facts.context_len,
+            deliver=deliver,
+            interval=interval,
+        )
 
     @property
     def key(self) -> str:

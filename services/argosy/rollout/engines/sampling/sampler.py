@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from argosy.rollout.engines.hf.filters import keep_mask
+from argosy.rollout.engines.sampling.filters import keep_mask
 
 _BLOCK = 256
 """Tokens per block of the two-level inverse CDF: a full cumulative sum over V would cost as much as the softmax."""

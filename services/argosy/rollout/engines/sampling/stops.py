@@ -12,9 +12,10 @@ The rules (cases D4 and D9):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-Decode = Callable[[Sequence[int]], str]
+from argosy.rollout.engines.events import Decode
+
 _INCOMPLETE = "\ufffd"
 """What a decoder writes for the bytes of a character that isn't whole yet."""
 
