@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-COMMANDS: tuple[str, ...] = ("train", "serve", "config", "algorithms", "data", "model")
+COMMANDS: tuple[str, ...] = ("train", "serve", "config", "algorithms", "data", "model", "reward")
 """Modules of `argosy.cli` that each add one command, in the order of `--help`."""
 
 DESCRIPTION = """\

@@ -187,6 +187,8 @@ class ScoreRequest:
     response_ids: tuple[int, ...] = ()
     valid_response: bool = True
     """False when the response was cut by the length limit."""
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """The prompt's chat messages, as JSON objects; sent only if the service asks for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +238,14 @@ class RewardCapabilities:
     """Data sources with a scorer; ("*",) = any (a custom function)."""
     needs_token_ids: bool = False
     max_batch_size: int = 256
+    needs_messages: bool = False
+    """Whether requests must carry the prompt's chat messages."""
+    repeat_forbidden: bool = False
+    """Whether a sample must not be sent again after a failure: scoring costs money, or counts."""
+    name: str = ""
+    """What the server is, for people and logs; empty: not told."""
+    version: str = ""
+    """Which version of its scorers answers; empty: not told."""
 
 
 @dataclass(frozen=True, slots=True)

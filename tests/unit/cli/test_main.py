@@ -23,6 +23,7 @@ def test_help_teaches_and_is_light() -> None:
         "algorithms",
         "data",
         "model",
+        "reward",
         "argosy train algorithm.adv_estimator=grpo",
     ):
         assert command in result.stdout
@@ -32,7 +33,7 @@ def test_help_teaches_and_is_light() -> None:
     assert time.monotonic() - started < 30  # a hang guard; it takes well under a second
 
 
-@pytest.mark.parametrize("command", ["train", "serve", "config", "algorithms", "data", "model"])
+@pytest.mark.parametrize("command", ["train", "serve", "config", "algorithms", "data", "model", "reward"])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])

@@ -117,6 +117,31 @@ async def test_reward_sends_ids_to_a_server_that_needs_them(serve: Any) -> None:
     await client.close()
 
 
+async def test_reward_sends_messages_to_a_server_that_needs_them(serve: Any) -> None:
+    core = RewardCore(RewardCapabilities(("*",), needs_messages=True))
+    server = await serve(lambda server, gate: reward_service.add_to_server(core, server, gate))
+    client = RewardClient(server.address)
+    asked = items(1, messages=({"role": "user", "content": "2+2?"},))
+    await client.score(asked, deadline_s=30)
+    assert core.batches[0][0].messages == asked[0].messages
+    core.known = RewardCapabilities(("*",))
+    assert not (await client.capabilities()).needs_messages
+    await client.score(asked, deadline_s=30)
+    assert core.batches[1][0].messages == ()
+    await client.close()
+
+
+async def test_reward_never_repeats_where_repeating_is_forbidden(serve: Any) -> None:
+    core = RewardCore(RewardCapabilities(("*",), repeat_forbidden=True))
+    server = await serve(lambda server, gate: reward_service.add_to_server(core, server, gate))
+    client = RewardClient(server.address, policy=QUICK)
+    core.errors = [UnavailableError("charged, then lost")]
+    with pytest.raises(UnavailableError, match="charged, then lost"):
+        await client.score(items(1), deadline_s=30)
+    assert core.batches == []
+    await client.close()
+
+
 async def test_reward_tries_again_after_overload_and_gives_up_on_a_defect(
     reward: tuple[RewardCore, RewardClient],
 ) -> None:

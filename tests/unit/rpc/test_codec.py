@@ -101,6 +101,23 @@ def test_items_carry_ids_only_where_they_are_wanted() -> None:
     assert (bare.prompt_ids, bare.response_ids, bare.valid_response) == ((), (), False)
 
 
+def test_items_carry_messages_only_where_they_are_wanted() -> None:
+    asked = item(messages=({"role": "system", "content": ""}, {"role": "user", "content": "2+2? 𝔸\0"}))
+    assert reward.item_from_pb(reward.item_to_pb(asked, with_ids=False, with_messages=True)) == asked
+    assert reward.item_from_pb(reward.item_to_pb(asked, with_ids=True)).messages == ()
+    assert reward.item_to_pb(item(), with_ids=False, with_messages=True).messages_json == ""
+    with pytest.raises(InvalidInputError, match="messages of e0-p1-k2-a0 is not JSON"):
+        reward.item_to_pb(item(messages=({"role": object()},)), with_ids=False, with_messages=True)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[1]", '"text"', "null"])
+def test_messages_that_are_no_list_of_objects_are_refused(text: str) -> None:
+    message = reward.item_to_pb(item(), with_ids=False)
+    message.messages_json = text
+    with pytest.raises(InvalidInputError, match="messages of e0-p1-k2-a0"):
+        reward.item_from_pb(message)
+
+
 def test_numpy_values_of_parquet_rows_become_json() -> None:
     extra = {"list": np.array([1, 2]), "number": np.int64(7), "nested": [np.array(["a"], object)]}
     got = reward.item_from_pb(
@@ -127,11 +144,11 @@ def test_extra_info_that_is_no_object_is_refused(text: str) -> None:
 
 
 def test_capabilities() -> None:
-    capabilities = RewardCapabilities(("gsm8k", "math"), True, 3)
+    capabilities = RewardCapabilities(("gsm8k", "math"), True, 3, True, True, "judge", "1.2")
     assert reward.capabilities_from_pb(reward.capabilities_to_pb(capabilities)) == capabilities
     empty = reward.capabilities_to_pb(RewardCapabilities(()))
     empty.max_batch_size = 0
-    assert reward.capabilities_from_pb(empty).max_batch_size == 256
+    assert reward.capabilities_from_pb(empty) == RewardCapabilities((), max_batch_size=256)
 
 
 @pytest.mark.parametrize("state", ["starting", "running", "paused", "stopping", "finished", "failed"])

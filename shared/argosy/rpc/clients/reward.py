@@ -12,7 +12,7 @@ from argosy.rpc.channel import Caller
 from argosy.rpc.codec.common import read_context_to_pb
 from argosy.rpc.codec.reward import capabilities_from_pb, item_to_pb, result_from_pb
 from argosy.rpc.options import RpcOptions
-from argosy.rpc.retry import RetryPolicy
+from argosy.rpc.retry import NO_RETRY, RetryPolicy
 from argosy.types.errors import InternalError, InvalidInputError
 from argosy.types.ids import SampleId
 from argosy.types.records import Failed, RewardCapabilities, ScoreRequest, ScoreResult
@@ -56,6 +56,7 @@ class RewardClient:
                     self._stub.Score,
                     lambda left_s: pb.ScoreRequest(context=read_context_to_pb(deadline_s=left_s), items=batch),
                     deadline_s=end - asyncio.get_running_loop().time(),
+                    policy=NO_RETRY if capabilities.repeat_forbidden else None,
                 )
 
         tasks = [asyncio.ensure_future(send(batch)) for batch in _batches(items, capabilities)]
@@ -100,7 +101,7 @@ def _batches(items: Sequence[ScoreRequest], capabilities: RewardCapabilities) ->
     batch: list[pb.ScoreItem] = []
     size_bytes = 0
     for item in items:
-        message = item_to_pb(item, with_ids=capabilities.needs_token_ids)
+        message = item_to_pb(item, with_ids=capabilities.needs_token_ids, with_messages=capabilities.needs_messages)
         if batch and (
             len(batch) >= capabilities.max_batch_size or size_bytes + message.ByteSize() > _MAX_REQUEST_BYTES
         ):

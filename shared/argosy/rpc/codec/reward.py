@@ -25,8 +25,8 @@ from argosy.types.records import (
 DEFAULT_MAX_BATCH_SIZE = 256
 
 
-def item_to_pb(item: ScoreRequest, *, with_ids: bool) -> pb.ScoreItem:
-    """One sample to judge. InvalidInputError if truth or extra_info is not JSON (NaN isn't)."""
+def item_to_pb(item: ScoreRequest, *, with_ids: bool, with_messages: bool = False) -> pb.ScoreItem:
+    """One sample to judge. InvalidInputError if truth, extra_info or messages are not JSON (NaN isn't)."""
     message = pb.ScoreItem(
         sample_id=sample_id_to_pb(item.sample_id),
         data_source=item.data_source,
@@ -38,6 +38,8 @@ def item_to_pb(item: ScoreRequest, *, with_ids: bool) -> pb.ScoreItem:
     if with_ids:
         message.prompt_ids.extend(item.prompt_ids)
         message.response_ids.extend(item.response_ids)
+    if with_messages and item.messages:
+        message.messages_json = _to_json([dict(entry) for entry in item.messages], f"messages of {item.sample_id}")
     if isinstance(item.ground_truth, str):
         message.ground_truth_text = item.ground_truth
     elif item.ground_truth is not None:
@@ -51,6 +53,9 @@ def item_from_pb(message: pb.ScoreItem) -> ScoreRequest:
     extra_info = _from_json(message.extra_info_json, f"extra_info of {sample}") if message.extra_info_json else {}
     if not isinstance(extra_info, dict):
         raise InvalidInputError(f"extra_info of {sample} must be a JSON object, got {type(extra_info).__name__}")
+    messages = _from_json(message.messages_json, f"messages of {sample}") if message.messages_json else []
+    if not isinstance(messages, list) or not all(isinstance(entry, dict) for entry in messages):
+        raise InvalidInputError(f"messages of {sample} must be a JSON list of objects")
     kind = message.WhichOneof("ground_truth")
     truth: Any = None
     if kind == "ground_truth_text":
@@ -67,6 +72,7 @@ def item_from_pb(message: pb.ScoreItem) -> ScoreRequest:
         prompt_ids=tuple(message.prompt_ids),
         response_ids=tuple(message.response_ids),
         valid_response=not message.truncated,
+        messages=tuple(messages),
     )
 
 
@@ -105,13 +111,23 @@ def capabilities_to_pb(capabilities: RewardCapabilities) -> pb.GetCapabilitiesRe
         data_sources=capabilities.data_sources,
         needs_token_ids=capabilities.needs_token_ids,
         max_batch_size=capabilities.max_batch_size,
+        needs_messages=capabilities.needs_messages,
+        repeat_forbidden=capabilities.repeat_forbidden,
+        name=capabilities.name,
+        version=capabilities.version,
     )
 
 
 def capabilities_from_pb(message: pb.GetCapabilitiesResponse) -> RewardCapabilities:
     """Read back; a batch size of 0 means the default."""
     return RewardCapabilities(
-        tuple(message.data_sources), message.needs_token_ids, message.max_batch_size or DEFAULT_MAX_BATCH_SIZE
+        data_sources=tuple(message.data_sources),
+        needs_token_ids=message.needs_token_ids,
+        max_batch_size=message.max_batch_size or DEFAULT_MAX_BATCH_SIZE,
+        needs_messages=message.needs_messages,
+        repeat_forbidden=message.repeat_forbidden,
+        name=message.name,
+        version=message.version,
     )
 
 

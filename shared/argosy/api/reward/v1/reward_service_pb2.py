@@ -27,7 +27,7 @@ from argosy.api.common.v1 import ids_pb2 as argosy_dot_api_dot_common_dot_v1_dot
 from argosy.api.common.v1 import values_pb2 as argosy_dot_api_dot_common_dot_v1_dot_values__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)argosy/api/reward/v1/reward_service.proto\x12\x14\x61rgosy.api.reward.v1\x1a\"argosy/api/common/v1/context.proto\x1a\x1e\x61rgosy/api/common/v1/ids.proto\x1a!argosy/api/common/v1/values.proto\"u\n\x0cScoreRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12.\n\x05items\x18\x02 \x03(\x0b\x32\x1f.argosy.api.reward.v1.ScoreItem\"\x9f\x02\n\tScoreItem\x12\x31\n\tsample_id\x18\x01 \x01(\x0b\x32\x1e.argosy.api.common.v1.SampleId\x12\x13\n\x0b\x64\x61ta_source\x18\x02 \x01(\t\x12\x13\n\x0bprompt_text\x18\x03 \x01(\t\x12\x15\n\rresponse_text\x18\x04 \x01(\t\x12\x1b\n\x11ground_truth_text\x18\x05 \x01(\tH\x00\x12\x1b\n\x11ground_truth_json\x18\x06 \x01(\tH\x00\x12\x17\n\x0f\x65xtra_info_json\x18\x07 \x01(\t\x12\x12\n\nprompt_ids\x18\x08 \x03(\x05\x12\x14\n\x0cresponse_ids\x18\t \x03(\x05\x12\x11\n\ttruncated\x18\n \x01(\x08\x42\x0e\n\x0cground_truth\"\xc0\x01\n\rScoreResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12\x32\n\x07results\x18\x02 \x03(\x0b\x32!.argosy.api.reward.v1.ScoreResult\x12\x14\n\x0cscored_count\x18\x03 \x01(\x03\x12\x17\n\x0f\x61\x62stained_count\x18\x04 \x01(\x03\x12\x14\n\x0c\x66\x61iled_count\x18\x05 \x01(\x03\"\xe1\x01\n\x0bScoreResult\x12\x31\n\tsample_id\x18\x01 \x01(\x0b\x32\x1e.argosy.api.common.v1.SampleId\x12.\n\x06scored\x18\x02 \x01(\x0b\x32\x1c.argosy.api.reward.v1.ScoredH\x00\x12\x34\n\tabstained\x18\x03 \x01(\x0b\x32\x1f.argosy.api.reward.v1.AbstainedH\x00\x12.\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x1c.argosy.api.reward.v1.FailedH\x00\x42\t\n\x07outcome\"\xc5\x01\n\x06Scored\x12\x12\n\x05score\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x36\n\x05parts\x18\x02 \x03(\x0b\x32\'.argosy.api.reward.v1.Scored.PartsEntry\x12\x14\n\x0ctoken_scores\x18\x03 \x03(\x01\x1aO\n\nPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x30\n\x05value\x18\x02 \x01(\x0b\x32!.argosy.api.common.v1.ScalarValue:\x02\x38\x01\x42\x08\n\x06_score\"\x1b\n\tAbstained\x12\x0e\n\x06reason\x18\x01 \x01(\t\")\n\x06\x46\x61iled\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"O\n\x16GetCapabilitiesRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\"\x98\x01\n\x17GetCapabilitiesResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12\x14\n\x0c\x64\x61ta_sources\x18\x02 \x03(\t\x12\x17\n\x0fneeds_token_ids\x18\x03 \x01(\x08\x12\x16\n\x0emax_batch_size\x18\x04 \x01(\x05\x32\xd1\x01\n\rRewardService\x12P\n\x05Score\x12\".argosy.api.reward.v1.ScoreRequest\x1a#.argosy.api.reward.v1.ScoreResponse\x12n\n\x0fGetCapabilities\x12,.argosy.api.reward.v1.GetCapabilitiesRequest\x1a-.argosy.api.reward.v1.GetCapabilitiesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)argosy/api/reward/v1/reward_service.proto\x12\x14\x61rgosy.api.reward.v1\x1a\"argosy/api/common/v1/context.proto\x1a\x1e\x61rgosy/api/common/v1/ids.proto\x1a!argosy/api/common/v1/values.proto\"u\n\x0cScoreRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12.\n\x05items\x18\x02 \x03(\x0b\x32\x1f.argosy.api.reward.v1.ScoreItem\"\xb6\x02\n\tScoreItem\x12\x31\n\tsample_id\x18\x01 \x01(\x0b\x32\x1e.argosy.api.common.v1.SampleId\x12\x13\n\x0b\x64\x61ta_source\x18\x02 \x01(\t\x12\x13\n\x0bprompt_text\x18\x03 \x01(\t\x12\x15\n\rresponse_text\x18\x04 \x01(\t\x12\x1b\n\x11ground_truth_text\x18\x05 \x01(\tH\x00\x12\x1b\n\x11ground_truth_json\x18\x06 \x01(\tH\x00\x12\x17\n\x0f\x65xtra_info_json\x18\x07 \x01(\t\x12\x12\n\nprompt_ids\x18\x08 \x03(\x05\x12\x14\n\x0cresponse_ids\x18\t \x03(\x05\x12\x11\n\ttruncated\x18\n \x01(\x08\x12\x15\n\rmessages_json\x18\x0b \x01(\tB\x0e\n\x0cground_truth\"\xc0\x01\n\rScoreResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12\x32\n\x07results\x18\x02 \x03(\x0b\x32!.argosy.api.reward.v1.ScoreResult\x12\x14\n\x0cscored_count\x18\x03 \x01(\x03\x12\x17\n\x0f\x61\x62stained_count\x18\x04 \x01(\x03\x12\x14\n\x0c\x66\x61iled_count\x18\x05 \x01(\x03\"\xe1\x01\n\x0bScoreResult\x12\x31\n\tsample_id\x18\x01 \x01(\x0b\x32\x1e.argosy.api.common.v1.SampleId\x12.\n\x06scored\x18\x02 \x01(\x0b\x32\x1c.argosy.api.reward.v1.ScoredH\x00\x12\x34\n\tabstained\x18\x03 \x01(\x0b\x32\x1f.argosy.api.reward.v1.AbstainedH\x00\x12.\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x1c.argosy.api.reward.v1.FailedH\x00\x42\t\n\x07outcome\"\xc5\x01\n\x06Scored\x12\x12\n\x05score\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x36\n\x05parts\x18\x02 \x03(\x0b\x32\'.argosy.api.reward.v1.Scored.PartsEntry\x12\x14\n\x0ctoken_scores\x18\x03 \x03(\x01\x1aO\n\nPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x30\n\x05value\x18\x02 \x01(\x0b\x32!.argosy.api.common.v1.ScalarValue:\x02\x38\x01\x42\x08\n\x06_score\"\x1b\n\tAbstained\x12\x0e\n\x06reason\x18\x01 \x01(\t\")\n\x06\x46\x61iled\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"O\n\x16GetCapabilitiesRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\"\xe9\x01\n\x17GetCapabilitiesResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12\x14\n\x0c\x64\x61ta_sources\x18\x02 \x03(\t\x12\x17\n\x0fneeds_token_ids\x18\x03 \x01(\x08\x12\x16\n\x0emax_batch_size\x18\x04 \x01(\x05\x12\x16\n\x0eneeds_messages\x18\x05 \x01(\x08\x12\x18\n\x10repeat_forbidden\x18\x06 \x01(\x08\x12\x0c\n\x04name\x18\x07 \x01(\t\x12\x0f\n\x07version\x18\x08 \x01(\t2\xd1\x01\n\rRewardService\x12P\n\x05Score\x12\".argosy.api.reward.v1.ScoreRequest\x1a#.argosy.api.reward.v1.ScoreResponse\x12n\n\x0fGetCapabilities\x12,.argosy.api.reward.v1.GetCapabilitiesRequest\x1a-.argosy.api.reward.v1.GetCapabilitiesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,23 +39,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCOREREQUEST']._serialized_start=170
   _globals['_SCOREREQUEST']._serialized_end=287
   _globals['_SCOREITEM']._serialized_start=290
-  _globals['_SCOREITEM']._serialized_end=577
-  _globals['_SCORERESPONSE']._serialized_start=580
-  _globals['_SCORERESPONSE']._serialized_end=772
-  _globals['_SCORERESULT']._serialized_start=775
-  _globals['_SCORERESULT']._serialized_end=1000
-  _globals['_SCORED']._serialized_start=1003
-  _globals['_SCORED']._serialized_end=1200
-  _globals['_SCORED_PARTSENTRY']._serialized_start=1111
-  _globals['_SCORED_PARTSENTRY']._serialized_end=1190
-  _globals['_ABSTAINED']._serialized_start=1202
-  _globals['_ABSTAINED']._serialized_end=1229
-  _globals['_FAILED']._serialized_start=1231
-  _globals['_FAILED']._serialized_end=1272
-  _globals['_GETCAPABILITIESREQUEST']._serialized_start=1274
-  _globals['_GETCAPABILITIESREQUEST']._serialized_end=1353
-  _globals['_GETCAPABILITIESRESPONSE']._serialized_start=1356
-  _globals['_GETCAPABILITIESRESPONSE']._serialized_end=1508
-  _globals['_REWARDSERVICE']._serialized_start=1511
-  _globals['_REWARDSERVICE']._serialized_end=1720
+  _globals['_SCOREITEM']._serialized_end=600
+  _globals['_SCORERESPONSE']._serialized_start=603
+  _globals['_SCORERESPONSE']._serialized_end=795
+  _globals['_SCORERESULT']._serialized_start=798
+  _globals['_SCORERESULT']._serialized_end=1023
+  _globals['_SCORED']._serialized_start=1026
+  _globals['_SCORED']._serialized_end=1223
+  _globals['_SCORED_PARTSENTRY']._serialized_start=1134
+  _globals['_SCORED_PARTSENTRY']._serialized_end=1213
+  _globals['_ABSTAINED']._serialized_start=1225
+  _globals['_ABSTAINED']._serialized_end=1252
+  _globals['_FAILED']._serialized_start=1254
+  _globals['_FAILED']._serialized_end=1295
+  _globals['_GETCAPABILITIESREQUEST']._serialized_start=1297
+  _globals['_GETCAPABILITIESREQUEST']._serialized_end=1376
+  _globals['_GETCAPABILITIESRESPONSE']._serialized_start=1379
+  _globals['_GETCAPABILITIESRESPONSE']._serialized_end=1612
+  _globals['_REWARDSERVICE']._serialized_start=1615
+  _globals['_REWARDSERVICE']._serialized_end=1824
 # @@protoc_insertion_point(module_scope)

@@ -58,6 +58,7 @@ class ScoreItem(google.protobuf.message.Message):
     PROMPT_IDS_FIELD_NUMBER: builtins.int
     RESPONSE_IDS_FIELD_NUMBER: builtins.int
     TRUNCATED_FIELD_NUMBER: builtins.int
+    MESSAGES_JSON_FIELD_NUMBER: builtins.int
     data_source: builtins.str
     """Names the scorer. One that the server doesn't know is the outcome `failed`, code "unknown_data_source"."""
     prompt_text: builtins.str
@@ -72,6 +73,8 @@ class ScoreItem(google.protobuf.message.Message):
     """A JSON object from the dataset's row. Empty: the same as "{}"."""
     truncated: builtins.bool
     """Whether the completion was cut by the length limit. False: it ended by itself."""
+    messages_json: builtins.str
+    """The prompt's chat messages, a JSON list of {"role": …, "content": …}. Empty: not told; sent only if the capabilities ask for messages."""
     @property
     def sample_id(self) -> argosy.api.common.v1.ids_pb2.SampleId:
         """Which sample; the result carries it too."""
@@ -97,9 +100,10 @@ class ScoreItem(google.protobuf.message.Message):
         prompt_ids: collections.abc.Iterable[builtins.int] | None = ...,
         response_ids: collections.abc.Iterable[builtins.int] | None = ...,
         truncated: builtins.bool = ...,
+        messages_json: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["ground_truth", b"ground_truth", "ground_truth_json", b"ground_truth_json", "ground_truth_text", b"ground_truth_text", "sample_id", b"sample_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["data_source", b"data_source", "extra_info_json", b"extra_info_json", "ground_truth", b"ground_truth", "ground_truth_json", b"ground_truth_json", "ground_truth_text", b"ground_truth_text", "prompt_ids", b"prompt_ids", "prompt_text", b"prompt_text", "response_ids", b"response_ids", "response_text", b"response_text", "sample_id", b"sample_id", "truncated", b"truncated"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data_source", b"data_source", "extra_info_json", b"extra_info_json", "ground_truth", b"ground_truth", "ground_truth_json", b"ground_truth_json", "ground_truth_text", b"ground_truth_text", "messages_json", b"messages_json", "prompt_ids", b"prompt_ids", "prompt_text", b"prompt_text", "response_ids", b"response_ids", "response_text", b"response_text", "sample_id", b"sample_id", "truncated", b"truncated"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["ground_truth", b"ground_truth"]) -> typing.Literal["ground_truth_text", "ground_truth_json"] | None: ...
 
 global___ScoreItem = ScoreItem
@@ -304,10 +308,22 @@ class GetCapabilitiesResponse(google.protobuf.message.Message):
     DATA_SOURCES_FIELD_NUMBER: builtins.int
     NEEDS_TOKEN_IDS_FIELD_NUMBER: builtins.int
     MAX_BATCH_SIZE_FIELD_NUMBER: builtins.int
+    NEEDS_MESSAGES_FIELD_NUMBER: builtins.int
+    REPEAT_FORBIDDEN_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     needs_token_ids: builtins.bool
     """Whether items must carry token ids. False: text is enough."""
     max_batch_size: builtins.int
     """Most items in one request. 0: the default, 256."""
+    needs_messages: builtins.bool
+    """Whether items must carry the prompt's chat messages. False: prompt_text is enough."""
+    repeat_forbidden: builtins.bool
+    """Whether Score must not be sent again after a failure (it costs money, or counts). False: it may be."""
+    name: builtins.str
+    """What the server is, for people and logs: "my-judge". Empty: not told."""
+    version: builtins.str
+    """Which version of its scorers answers. Empty: not told."""
     @property
     def context(self) -> argosy.api.common.v1.context_pb2.ResponseContext:
         """Who answers."""
@@ -323,8 +339,12 @@ class GetCapabilitiesResponse(google.protobuf.message.Message):
         data_sources: collections.abc.Iterable[builtins.str] | None = ...,
         needs_token_ids: builtins.bool = ...,
         max_batch_size: builtins.int = ...,
+        needs_messages: builtins.bool = ...,
+        repeat_forbidden: builtins.bool = ...,
+        name: builtins.str = ...,
+        version: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["context", b"context", "data_sources", b"data_sources", "max_batch_size", b"max_batch_size", "needs_token_ids", b"needs_token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context", "data_sources", b"data_sources", "max_batch_size", b"max_batch_size", "name", b"name", "needs_messages", b"needs_messages", "needs_token_ids", b"needs_token_ids", "repeat_forbidden", b"repeat_forbidden", "version", b"version"]) -> None: ...
 
 global___GetCapabilitiesResponse = GetCapabilitiesResponse

@@ -53,7 +53,7 @@ class RewardServiceServicer(object):
 
     def Score(self, request, context):
         """One outcome for each item, matched by sample id, in any order. A verifier that fails on an item is an outcome of that item, never an
-        error of the call. Changes nothing, so it may be repeated.
+        error of the call. It may be repeated, and the same request has the same answer, unless the capabilities forbid it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,7 +26,7 @@ class RewardServiceStub:
         argosy.api.reward.v1.reward_service_pb2.ScoreResponse,
     ]
     """One outcome for each item, matched by sample id, in any order. A verifier that fails on an item is an outcome of that item, never an
-    error of the call. Changes nothing, so it may be repeated.
+    error of the call. It may be repeated, and the same request has the same answer, unless the capabilities forbid it.
     """
 
     GetCapabilities: grpc.UnaryUnaryMultiCallable[
@@ -43,7 +43,7 @@ class RewardServiceAsyncStub:
         argosy.api.reward.v1.reward_service_pb2.ScoreResponse,
     ]
     """One outcome for each item, matched by sample id, in any order. A verifier that fails on an item is an outcome of that item, never an
-    error of the call. Changes nothing, so it may be repeated.
+    error of the call. It may be repeated, and the same request has the same answer, unless the capabilities forbid it.
     """
 
     GetCapabilities: grpc.aio.UnaryUnaryMultiCallable[
@@ -62,7 +62,7 @@ class RewardServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[argosy.api.reward.v1.reward_service_pb2.ScoreResponse, collections.abc.Awaitable[argosy.api.reward.v1.reward_service_pb2.ScoreResponse]]:
         """One outcome for each item, matched by sample id, in any order. A verifier that fails on an item is an outcome of that item, never an
-        error of the call. Changes nothing, so it may be repeated.
+        error of the call. It may be repeated, and the same request has the same answer, unless the capabilities forbid it.
         """
 
     @abc.abstractmethod
