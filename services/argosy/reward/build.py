@@ -1,17 +1,53 @@
-"""From the configuration to the scorers; used by the service's process and by the in-process placement."""
+"""From the configuration to what scores; used by the service's process and by the in-process placement."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from typing import Protocol
 
 from argosy.config import Config
 from argosy.reward.core import RewardOptions, RewardScorers
 from argosy.reward.custom import CustomFunction
 from argosy.reward.pool import PoolOptions
+from argosy.roles.reward import Reward
+from argosy.types.errors import ConfigError
+
+BUILDERS: dict[str, str] = {
+    "rules": "argosy.reward.build:build_rules",
+    "model": "argosy.reward.models.discriminative:build",
+    "judge": "argosy.reward.models.generative:build",
+    "http": "argosy.reward.adapters.http:build",
+    "verifiers": "argosy.reward.adapters.verifiers:build",
+    "nemo_gym": "argosy.reward.adapters.nemo_gym:build",
+}
+"""`argosy.reward.kind` → "module:function" that makes a core of it from a Config; imported only where it is wanted."""
 
 
-def build_core(cfg: Config) -> RewardScorers:
-    """Start the scorers. Raises ConfigError if the custom reward function can't be loaded."""
+class RewardCore(Reward, Protocol):
+    """What a builder returns: the role, and a way to end it."""
+
+    async def close(self) -> None:
+        """Let go of processes, connections and memory. May be called again."""
+        ...
+
+
+def build_core(cfg: Config) -> RewardCore:
+    """Make what `argosy.reward.kind` says. Raises ConfigError if it can't be made."""
+    module, _, name = BUILDERS[cfg.argosy.reward.kind].partition(":")
+    try:
+        builder = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise ConfigError(
+            f"argosy.reward.kind={cfg.argosy.reward.kind} can't be loaded here ({error}); install what it needs, such "
+            "as argosy-rl[reward]"
+        ) from error
+    core: RewardCore = builder(cfg)
+    return core
+
+
+def build_rules(cfg: Config) -> RewardScorers:
+    """Start the verifiers' workers. Raises ConfigError if the custom reward function can't be loaded."""
     return RewardScorers(reward_options(cfg))
 
 

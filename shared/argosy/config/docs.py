@@ -14,7 +14,7 @@ from typing import Any
 from argosy.config.convert import field_types
 from argosy.config.keys import HONOURED, REFUSED, WARNED, Refused, Warned
 from argosy.config.lookup import show
-from argosy.config.schema import Config, PoolConfig
+from argosy.config.schema import Config, NamedRewardConfig, PoolConfig
 from argosy.config.validate.rules import CHOICES, RANGES
 
 _HEAD = Path(__file__).with_name("docs_head.md")
@@ -23,8 +23,8 @@ _HEAD = Path(__file__).with_name("docs_head.md")
 
 def generate() -> str:
     """The whole document."""
-    pool = _section(PoolConfig, "argosy.pools.NAME.")
-    parts = [_HEAD.read_text(encoding="utf-8"), *_section(Config, ""), *pool, _table_text()]
+    named = (*_section(PoolConfig, "argosy.pools.NAME."), *_section(NamedRewardConfig, "argosy.reward.services.NAME."))
+    parts = [_HEAD.read_text(encoding="utf-8"), *_section(Config, ""), *named, _table_text()]
     return "\n".join(parts).rstrip() + "\n"
 
 

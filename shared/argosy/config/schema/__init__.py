@@ -8,7 +8,6 @@ from argosy.config.schema.argosy import (
     MembershipConfig,
     ParityConfig,
     ReferenceServiceConfig,
-    RewardServiceConfig,
     RolloutServiceConfig,
     RpcConfig,
     TelemetryConfig,
@@ -20,6 +19,7 @@ from argosy.config.schema.engines import SglangConfig, SimulatedConfig
 from argosy.config.schema.model import ModelConfig
 from argosy.config.schema.optim import EngineConfig, OptimConfig
 from argosy.config.schema.reward import CustomRewardConfig
+from argosy.config.schema.rewards import REWARD_KINDS, NamedRewardConfig, RewardServiceConfig
 from argosy.config.schema.rollout import RolloutConfig, ValKwargs
 from argosy.config.schema.root import ActorRolloutRefConfig, Config
 from argosy.config.schema.services import DEFAULT_POOL, PoolConfig, ServiceProcessConfig, ServicesConfig
@@ -28,6 +28,7 @@ from argosy.config.schema.weight_sync import WeightSyncConfig
 
 __all__ = [
     "DEFAULT_POOL",
+    "REWARD_KINDS",
     "ActorConfig",
     "ActorRolloutRefConfig",
     "AlgorithmConfig",
@@ -43,6 +44,7 @@ __all__ = [
     "KlCtrlConfig",
     "MembershipConfig",
     "ModelConfig",
+    "NamedRewardConfig",
     "OptimConfig",
     "ParityConfig",
     "PolicyLossConfig",

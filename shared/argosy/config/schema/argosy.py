@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.config.schema.engines import SglangConfig, SimulatedConfig
+from argosy.config.schema.rewards import RewardServiceConfig
 from argosy.config.schema.services import ServicesConfig
 from argosy.config.schema.weight_sync import WeightSyncConfig
 
@@ -116,22 +117,6 @@ class ReferenceServiceConfig:
     """Compute threads; 0 leaves it to torch (one with argosy.deterministic=true)."""
     log_prob_chunk_tokens: int = 1024
     """Tokens whose logits are held at once, 8192 vocabulary entries at a time: bounds memory at this × 8192."""
-    host: str = "127.0.0.1"
-    """Address to listen on. Other than loopback needs argosy.allow_remote_hosts=true."""
-    port: int = 0
-    """Port to listen on; 0 lets the system choose a free one, which is then registered."""
-
-
-@dataclass(frozen=True)
-class RewardServiceConfig:
-    """The reward service."""
-
-    worker_count: int = 2
-    """Worker processes that run scorers."""
-    timeout_s: float = 10.0
-    """Seconds that one sample's scorer may take; after that its worker is replaced and the sample is *failed*."""
-    max_error_rate: float = 0.5
-    """Share of a step's samples that may fail to be scored before the run ends with the failure; 1 never ends it."""
     host: str = "127.0.0.1"
     """Address to listen on. Other than loopback needs argosy.allow_remote_hosts=true."""
     port: int = 0

@@ -15,6 +15,7 @@ from argosy.config.schema.critic import CriticConfig
 from argosy.config.schema.data import DataConfig
 from argosy.config.schema.model import ModelConfig
 from argosy.config.schema.reward import CustomRewardConfig, RewardModelConfig
+from argosy.config.schema.rewards import NamedRewardConfig
 from argosy.config.schema.rollout import RolloutConfig
 from argosy.config.schema.services import PoolConfig, without_secrets
 from argosy.config.schema.trainer import TrainerConfig
@@ -79,6 +80,19 @@ class Config:
         return config_of_pool(self, choose_pool(self, name))
 
     @property
+    def rewards(self) -> dict[str, NamedRewardConfig]:
+        """Reward services by name: `argosy.reward.services`, or one named "default". Raises ConfigError."""
+        from argosy.config.rewards import rewards_of
+
+        return rewards_of(self)
+
+    def for_reward(self, name: str | None) -> Config:
+        """What the servers of a reward service see (null: of the only one). Raises ConfigError on an unknown one."""
+        from argosy.config.rewards import choose_reward, config_of_reward
+
+        return config_of_reward(self, choose_reward(self, name))
+
+    @property
     def published_dtype(self) -> str:
         """Type in which weights go to the rollout servers: theirs, or float32 where some want more than others."""
         dtypes = {self.for_pool(name).argosy.rollout.dtype for name in self.pools}
@@ -139,7 +153,8 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and scalars, as YAML and JSON want them; secrets of `env` are hidden."""
         plain = {key: _plain(value) for key, value in dataclasses.asdict(self).items()}
-        for process in (*plain["argosy"]["services"].values(), *plain["argosy"]["pools"].values()):
+        ours = plain["argosy"]
+        for process in (*ours["services"].values(), *ours["pools"].values(), *ours["reward"]["services"].values()):
             if isinstance(process, dict) and isinstance(process.get("env"), dict):
                 process["env"] = without_secrets(process["env"])
         return plain

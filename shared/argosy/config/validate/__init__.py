@@ -31,6 +31,7 @@ from argosy.config.validate.relations import (
     check_optimizer,
     check_trainer,
 )
+from argosy.config.validate.rewards import check_reward_configs, check_rewards
 from argosy.config.validate.rules import check_fields
 from argosy.config.validate.weight_sync import check_weight_sync
 from argosy.types.errors import ConfigError
@@ -60,6 +61,7 @@ CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_devices,
     check_services,
     check_pools,
+    check_rewards,
 )
 FILE_CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_data_files,
@@ -84,6 +86,7 @@ def find_problems(config: Config, *, files: bool = True) -> list[str]:
     for check in checks:
         problems += check(config)
     problems += check_pool_configs(config, check_fields, CHECKS, problems)
+    problems += check_reward_configs(config, check_fields, CHECKS, problems)
     return problems
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from argosy.config.schema import Config
+from argosy.config.validate.rewards import functions_of
 
 
 def check_data_files(config: Config) -> Iterator[str]:
@@ -40,8 +41,8 @@ def check_other_paths(config: Config) -> Iterator[str]:
         yield from _check_model("actor_rollout_ref.model.tokenizer_path", model.tokenizer_path, "tokenizer_config.json")
     if config.needs_critic and config.critic.model.path is not None:
         yield from _check_model("critic.model.path", config.critic.model.path, "config.json")
-    if config.custom_reward_function.path is not None:
-        yield from _check_file("custom_reward_function.path", config.custom_reward_function.path)
+    for key, path in functions_of(config).items():
+        yield from _check_file(key, path)
     if config.trainer.resume_from_path and not Path(config.trainer.resume_from_path).expanduser().is_dir():
         yield f"trainer.resume_from_path: no such folder: {config.trainer.resume_from_path}"
     if config.argosy.membership.etcd_binary is not None:

@@ -25,7 +25,7 @@ def check_services(config: Config) -> Iterator[str]:
     """Interpreters and environment variables by role."""
     for role in ROLES:
         process = getattr(config.argosy.services, role)
-        yield from _check_env(f"argosy.services.{role}.env", process.env)
+        yield from check_env(f"argosy.services.{role}.env", process.env)
         if process.python is not None and config.argosy.placement == "inprocess":
             yield (
                 f"argosy.services.{role}.python: got {process.python!r} with argosy.placement=inprocess, where all is "
@@ -33,7 +33,8 @@ def check_services(config: Config) -> Iterator[str]:
             )
 
 
-def _check_env(path: str, env: Mapping[str, str]) -> Iterator[str]:
+def check_env(path: str, env: Mapping[str, str]) -> Iterator[str]:
+    """Environment variables of a service, at the key `path`."""
     if len(env) > MAX_VARIABLES:
         yield f"{path}: has {len(env)} variables, wants at most {MAX_VARIABLES}"
     for name, value in env.items():
@@ -76,7 +77,7 @@ def _check_pool(config: Config, name: str, pool: PoolConfig) -> Iterator[str]:
         yield f"argosy.pools: {name!r} is no name of a pool: wants up to 31 of a-z, 0-9 and -"
     if pool.count < 1:
         yield f"{path}.count: got {pool.count}, wants ≥ 1; leave out a pool that has no servers"
-    yield from _check_env(f"{path}.env", pool.env)
+    yield from check_env(f"{path}.env", pool.env)
     if pool.remote:
         yield from _check_remote(config, path)
     if pool.python is not None and config.argosy.placement == "inprocess":
@@ -121,6 +122,13 @@ def check_interpreters(config: Config) -> Iterator[str]:
     for name, pool in pools.items():
         if not pool.remote:
             yield from _check_interpreter(f"argosy.pools.{name}.python", pool.python)
+    try:
+        rewards = config.rewards
+    except ConfigError:
+        return  # told by check_rewards
+    for name, service in rewards.items():
+        if not service.remote:
+            yield from _check_interpreter(f"argosy.reward.services.{name}.python", service.python)
 
 
 def _check_interpreter(key: str, python: str | None) -> Iterator[str]:

@@ -10,7 +10,7 @@ from argosy.algorithms.catalog import ADVANTAGES, AGGREGATION, KL, LOSSES
 from argosy.algorithms.rollout_correction.thresholds import LOSS_TYPES
 from argosy.config.convert import get_value
 from argosy.config.lookup import show
-from argosy.config.schema import Config
+from argosy.config.schema import REWARD_KINDS, Config
 
 _ACTOR, _ROLLOUT, _REF, _VAL = (
     f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "ref", "rollout.val_kwargs")
@@ -177,6 +177,8 @@ RANGES: dict[str, Range] = {
     "argosy.reward.worker_count": COUNT,
     "argosy.reward.timeout_s": POSITIVE,
     "argosy.reward.max_error_rate": UNIT,
+    "argosy.reward.sample_attempts": COUNT,
+    "argosy.reward.error_window": COUNT,
     "argosy.weight_sync.disk_base_every": COUNT,
     "argosy.weight_sync.disk_keep": COUNT,
     "argosy.weight_sync.streams": COUNT,
@@ -215,6 +217,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "algorithm.kl_ctrl.type": ("fixed", "adaptive"),
     "algorithm.rollout_correction.loss_type": LOSS_TYPES,
     "reward_model.reward_manager": ("naive", "dapo"),
+    "argosy.reward.kind": REWARD_KINDS,
     "trainer.resume_mode": ("auto", "disable", "resume_path"),
     "argosy.placement": ("local", "inprocess"),
     "argosy.trainer.backend": ("auto", "single", "fsdp", "megatron"),
