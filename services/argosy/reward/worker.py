@@ -93,7 +93,7 @@ class _BuiltIn:
             return verifier.verify(request["solution"], request["ground_truth"], request["extra_info"])
         except (_OutOfProcessorTime, MemoryError) as error:
             limit = "memory" if isinstance(error, MemoryError) else "processor time"
-            return judged(False, Answer("", "none"), note=f"too costly to evaluate: out of {limit}")
+            return judged(False, Answer("", "none"), rule="costly", note=f"too costly to evaluate: out of {limit}")
         except Exception as error:  # noqa: BLE001 -- a verifier's defect is this sample's outcome, never a 0 (case G11)
             lines = traceback.format_exception(error)
             return Failed("exception", f"verifier {verifier.name!r} raised {''.join(lines[-3:]).strip()}"[:2000])

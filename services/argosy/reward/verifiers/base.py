@@ -31,8 +31,9 @@ class Verifier:
     """Loads what is slow to import, once in each worker, outside the deadline of any sample."""
 
 
-def judged(correct: bool, answer: Answer, *, note: str = "") -> Scored:
-    """Score 1 or 0 with the parts `acc`, `format`, `extracted` (1 or 0) and `pred` (the text that was judged).
+def judged(correct: bool, answer: Answer, *, rule: str, note: str = "") -> Scored:
+    """Score 1 or 0 with the parts `acc`, `format`, `extracted` (1 or 0), `pred` (the text that was judged), `marker`
+    (where it stood) and `rule` (what decided: "spelling", "number", "list", "value", …, "no answer").
 
     `format` is 1 when the answer stood in an explicit marker; `extracted` is 1 when there was any answer to judge. The
     mean of `1 - extracted` is the extraction-failure rate (case A15).
@@ -42,6 +43,8 @@ def judged(correct: bool, answer: Answer, *, note: str = "") -> Scored:
         "format": float(answer.explicit and bool(answer.text)),
         "extracted": float(bool(answer.text)),
         "pred": shorten(answer.text),
+        "marker": answer.marker,
+        "rule": rule,
     }
     if note:
         parts["note"] = note

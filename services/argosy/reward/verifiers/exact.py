@@ -23,7 +23,9 @@ def verify(solution: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> O
     if not golds or len(golds) != len(accepted) or not all(golds):
         return bad_ground_truth(ground_truth, "is empty or holds something that is no text")
     answer = find_text_answer(solution)
-    return judged(bool(answer.text) and words(answer.text) in golds, answer)
+    if not answer.text:
+        return judged(False, answer, rule="no answer")
+    return judged(words(answer.text) in golds, answer, rule="words")
 
 
 def find_text_answer(solution: str) -> Answer:

@@ -1,6 +1,7 @@
 r"""Answers of several members: `1, 2`, `x=4 \text{ and } x=9`, `(0, 1]`, `\{4, 9\}` (cases A1, A3, A6, A13).
 
-A bare list and a set in braces have no order; round and square brackets have one, and the kind of bracket counts.
+A bare list and a set in braces have no order; round and square brackets have one, and the kind of bracket counts. A
+`\pm` stands for both its values, a `\cup` joins the intervals of a list without order.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ _NAME = re.compile(
     r"|(?:\\(?:angle|overline|triangle)\s*)?\{?[A-Z]{2,4}\}?)\s*=(?!=)\s*"
 )
 """`x =`, `x_1 =`, `f(x) =`, `(x, y) =`, `AB =`, `\\angle ABC =`."""
+_PLUS_MINUS = re.compile(r"\\pm(?![A-Za-z])|\\mp(?![A-Za-z])|±|∓")
+_MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
 _SET = re.compile(r"\\\{(.*)\\\}", re.DOTALL)
 
 
@@ -28,7 +31,7 @@ class Items:
 
     texts: tuple[str, ...]
     shape: str
-    """"" for a bare list or a set, else the two brackets, as in "(]"."""
+    """"" for a bare list or a set, "∪" for a union, else the two brackets, as in "(]"."""
 
     @property
     def is_single(self) -> bool:
@@ -38,7 +41,7 @@ class Items:
     @property
     def ordered(self) -> bool:
         """Whether the order of the members counts."""
-        return bool(self.shape)
+        return self.shape not in ("", "∪")
 
 
 def split_items(text: str) -> Items:
@@ -62,8 +65,37 @@ def split_items(text: str) -> Items:
             # The name stays with the first member, so that D=(0,1) is not E=(0,1).
             name = named.group(1) if named else "("
             return Items(members if name[0] == "(" else (f"{name}={members[0]}", *members[1:]), shape)
-    members = _top_level(_JOINER.sub(",", bare))
+    union = inner.split(r"\cup")
+    if 1 < len(union) <= MOST_ITEMS:
+        return Items(tuple(piece.strip() for piece in union), "∪")
+    members = tuple(one for member in _top_level(_JOINER.sub(",", bare)) for one in _both_signs(member))
     return Items(members, "") if 1 < len(members) <= MOST_ITEMS else Items((bare,), "")
+
+
+def matrix_items(text: str) -> Items | None:
+    r"""The members of a matrix row by row, its number of columns as the shape; None if the text is no matrix.
+
+    >>> matrix_items(r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}")
+    Items(texts=('1', '2', '3', '4'), shape='2 columns')
+    """
+    match = _MATRIX.fullmatch(unwrap(text))
+    if match is None or match.group(1).startswith(("v", "V")):
+        return None
+    rows = [row.split("&") for row in re.split(r"\\\\(?:\[[^\]]*\])?", match.group(2)) if row.strip()]
+    if len({len(row) for row in rows}) != 1 or len(rows) * len(rows[0]) > MOST_ITEMS:
+        return None
+    return Items(tuple(member.strip() for row in rows for member in row), f"{len(rows[0])} columns")
+
+
+def _both_signs(text: str) -> tuple[str, ...]:
+    """`1 \\pm a` as `1 + a` and `1 - a`; of several signs all upper ones, and all lower ones."""
+    if not _PLUS_MINUS.search(text):
+        return (text,)
+
+    def with_signs(plus: str, minus: str) -> str:
+        return _PLUS_MINUS.sub(lambda sign: plus if sign.group() in ("\\pm", "±") else minus, text).strip()
+
+    return with_signs("+", "-"), with_signs("-", "+")
 
 
 def without_name(text: str, other: str) -> str:

@@ -27,8 +27,9 @@ def verify(solution: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> O
     answer = find_numeric_answer(solution)
     stated = read_answer(answer)
     if stated is None:
-        return judged(False, Answer("", answer.marker), note=answer.text and "no single number in the answer")
-    return judged(gold.equals(stated), answer)
+        note = answer.text and "no single number in the answer"
+        return judged(False, Answer("", answer.marker), rule="no answer", note=note)
+    return judged(gold.equals(stated), answer, rule="number")
 
 
 def find_numeric_answer(solution: str) -> Answer:
