@@ -20,6 +20,7 @@ from argosy.reward.messages import decode, encode, outcome_to_json
 from argosy.reward.verifiers import find_verifier
 from argosy.reward.verifiers.base import Verifier, judged
 from argosy.reward.verifiers.extraction import Answer
+from argosy.reward.verifiers.scoring import score
 from argosy.types.errors import ConfigError
 from argosy.types.records import Failed, Outcome
 
@@ -90,7 +91,7 @@ class _BuiltIn:
         # It fires again and again, for a raise inside a destructor or a callback is lost.
         signal.setitimer(signal.ITIMER_VIRTUAL, self._cpu_limit_s, 0.05)
         try:
-            return verifier.verify(request["solution"], request["ground_truth"], request["extra_info"])
+            return score(verifier, request["solution"], request["ground_truth"], request["extra_info"])
         except (_OutOfProcessorTime, MemoryError) as error:
             limit = "memory" if isinstance(error, MemoryError) else "processor time"
             return judged(False, Answer("", "none"), rule="costly", note=f"too costly to evaluate: out of {limit}")

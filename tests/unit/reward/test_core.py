@@ -97,12 +97,14 @@ def format_outcome(response: str, **extra: object) -> Outcome:
     ],
 )
 def test_the_think_answer_format(response: str, right: int) -> None:
-    assert format_outcome(response) == Scored(float(right), {"acc": float(right), "format": float(right)})
+    assert format_outcome(response) == Scored(
+        float(right), {"acc": float(right), "format": float(right), "rule": "format"}
+    )
 
 
 def test_a_format_pattern_of_the_row() -> None:
-    assert format_outcome("a\nb", format_pattern="a.b") == Scored(1.0, {"acc": 1.0, "format": 1.0})
-    assert format_outcome("a\nbc", format_pattern="a.b") == Scored(0.0, {"acc": 0.0, "format": 0.0})
+    assert format_outcome("a\nb", format_pattern="a.b") == Scored(1.0, {"acc": 1.0, "format": 1.0, "rule": "format"})
+    assert format_outcome("a\nbc", format_pattern="a.b") == Scored(0.0, {"acc": 0.0, "format": 0.0, "rule": "format"})
     assert isinstance(format_outcome("a", format_pattern="("), Failed)
 
 

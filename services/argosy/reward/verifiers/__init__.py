@@ -6,30 +6,74 @@ what counts as equal) are in `extraction`, `numbers` and docs/rewards.md.
 
 from __future__ import annotations
 
-from argosy.reward.verifiers import exact, formatting, maths, numeric, puzzles
+import functools
+
+from argosy.reward.verifiers import (
+    choice,
+    dapo,
+    exact,
+    formatting,
+    geometry,
+    maths,
+    numeric,
+    penalties,
+    puzzles,
+    questions,
+)
 from argosy.reward.verifiers.base import Verifier
 
-GSM8K = Verifier("gsm8k", numeric.verify)
+GSM8K = Verifier("gsm8k", numeric.verify, options=("method",))
 MATH = Verifier("math", maths.verify, maths.prepare)
+NUMINA = Verifier("numina", maths.verify, maths.prepare)
+DAPO = Verifier("math_dapo", dapo.verify, maths.prepare, options=("strict_box_verify",))
+GEOMETRY = Verifier("geometry3k", geometry.verify, maths.prepare)
+QUESTIONS = Verifier("searchR1", questions.verify_exact)
 
 VERIFIERS: dict[str, Verifier] = {
     "openai/gsm8k": GSM8K,
     "gsm8k": GSM8K,
     "madrylab/gsm8k-platinum": GSM8K,
+    "argosy/gsm8k_strict": Verifier("gsm8k_strict", numeric.verify_strict),
+    "argosy/gsm8k_flexible": Verifier("gsm8k_flexible", numeric.verify_flexible),
     "lighteval/MATH": MATH,
     "DigitalLearningGmbH/MATH-lighteval": MATH,
     "HuggingFaceH4/MATH-500": MATH,
     "hendrycks/competition_math": MATH,
     "EleutherAI/hendrycks_math": MATH,
     "argosy/math": MATH,
-    "argosy/numeric_match": Verifier("numeric_match", numeric.verify),
+    "math_dapo": DAPO,
+    "math_dapo_reasoning": DAPO,
+    "math": DAPO,
+    "numina_aops_forum": NUMINA,
+    "numina_synthetic_math": NUMINA,
+    "numina_amc_aime": NUMINA,
+    "numina_synthetic_amc": NUMINA,
+    "numina_cn_k12": NUMINA,
+    "numina_olympiads": NUMINA,
+    "hiyouga/geometry3k": GEOMETRY,
+    "searchR1_nq": QUESTIONS,
+    "searchR1_triviaqa": QUESTIONS,
+    "searchR1_popqa": QUESTIONS,
+    "searchR1_hotpotqa": QUESTIONS,
+    "searchR1_2wikimultihopqa": QUESTIONS,
+    "searchR1_musique": QUESTIONS,
+    "searchR1_bamboogle": QUESTIONS,
+    "argosy/normalised_match": QUESTIONS,
+    "argosy/token_f1": Verifier("token_f1", questions.verify_f1),
+    "argosy/multiple_choice": Verifier("multiple_choice", choice.verify),
+    "argosy/numeric_match": Verifier("numeric_match", numeric.verify, options=("method",)),
     "argosy/exact_match": Verifier("exact_match", exact.verify),
     "argosy/format": Verifier("format", formatting.verify),
+    **{
+        f"argosy/{name}": Verifier(name, functools.partial(penalties.verify, name), options=tuple(defaults))
+        for name, defaults in penalties.DEFAULTS.items()
+    },
 }
 """Data source → verifier."""
 
 PREFIXES: dict[str, Verifier] = {
     "reasoning_gym/": Verifier("reasoning_gym", puzzles.verify),
+    "aime": DAPO,
 }
 """Prefix of a data source → verifier: `reasoning_gym/chain_sum` and its siblings, as `argosy data make` writes them."""
 

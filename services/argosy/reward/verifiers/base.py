@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ class Verifier:
     verify: Callable[[str, Any, Mapping[str, Any]], Outcome]
     prepare: Callable[[], None] = _nothing
     """Loads what is slow to import, once in each worker, outside the deadline of any sample."""
+    options: tuple[str, ...] = ()
+    """What `extra_info.reward_kwargs` may hold for it, besides `penalties`."""
 
 
 def judged(correct: bool, answer: Answer, *, rule: str, note: str = "") -> Scored:
@@ -54,6 +57,33 @@ def judged(correct: bool, answer: Answer, *, rule: str, note: str = "") -> Score
 def bad_ground_truth(ground_truth: Any, problem: str) -> Failed:
     """The dataset's row is at fault: reported and counted, neither rewarded nor punished (cases A8, A9)."""
     return Failed("bad_ground_truth", f"ground truth {shorten(repr(ground_truth))} {problem}; mend or drop the row")
+
+
+def options(extra_info: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any] | Failed:
+    """A verifier's options: `extra_info["reward_kwargs"]` over its defaults. An unknown name or a wrong type is Failed.
+
+    >>> options({"reward_kwargs": {"method": "strict"}}, {"method": "marked", "digits": 2})
+    {'method': 'strict', 'digits': 2}
+    """
+    given = extra_info.get("reward_kwargs") or {}
+    if not isinstance(given, Mapping):
+        return Failed("bad_options", f"extra_info.reward_kwargs must be a mapping, got {shorten(repr(given))}")
+    for name, value in given.items():
+        if name not in defaults:
+            known = ", ".join(defaults) or "none"
+            return Failed("bad_options", f"extra_info.reward_kwargs.{name} is no option here; there are: {known}")
+        if not _fits(value, defaults[name]):
+            wanted = type(defaults[name]).__name__
+            return Failed("bad_options", f"extra_info.reward_kwargs.{name} must be a {wanted}, got {value!r}")
+    return {**defaults, **given}
+
+
+def _fits(value: Any, default: Any) -> bool:
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(value, bool) and isinstance(default, bool)
+    if isinstance(default, float):
+        return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, list | tuple if isinstance(default, list | tuple) else type(default))
 
 
 def gold_text(ground_truth: Any) -> str | None:

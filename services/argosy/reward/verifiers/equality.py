@@ -28,7 +28,10 @@ MOST_CHARACTERS = 4000
 _CHOICE = re.compile(r"\(?([A-J])\)?(?:\s*[:.)]\s.*|\s*[:.)]?)", re.DOTALL)
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}")
 _FORMULA_WORDS = frozenset(
-    "and or if for where sin cos tan cot sec csc log ln exp mod gcd lcm max min det pi sqrt begin end frac infty".split()
+    re.findall(
+        r"\w+",
+        "and or if for where sin cos tan cot sec csc log ln exp mod gcd lcm max min det pi sqrt begin end frac infty",
+    )
 )
 _COMMAND_OR_TEXT = re.compile(rf"\\[A-Za-z]+(?:\{{[A-Za-z]+\}})?|{TEXT_OPEN}[^{TEXT_CLOSE}]*{TEXT_CLOSE}")
 _ALL_WORDS = re.compile(r"[A-Za-z][A-Za-z .,'’:-]*")

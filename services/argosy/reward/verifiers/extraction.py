@@ -23,6 +23,7 @@ from dataclasses import dataclass
 _BOX = re.compile(r"\\f?boxed\s*(?=\{)|\\f?boxed\s+(?=[^\s{])")
 _HEADING_CONTENT = re.compile(r"[\s*_`]*(?:[A-Za-z]\s*=|[^A-Za-z\\]*\d|[^A-Za-z\\]*\\)")
 _ANSWER_PHRASE = re.compile(r"(?i)\banswer[*_ ]{0,4}(?:[:=]|\bis\b)[*_: ]{0,6}")
+_ANSWER_COLON = re.compile(r"(?i)\banswer[*_ ]{0,4}:[*_]{0,4}")
 _DIGIT_OR_LATEX = re.compile(r"[\d\\]")
 _MOST_PHRASES = 64
 _PHRASE_CHARACTERS = 2000
@@ -51,6 +52,37 @@ def find_answer(response: str, *, numeric: bool) -> Answer:
     """The answer by the rule above; `Answer("", "none")` means that rule 4 applies, which is the verifier's to do."""
     visible = after_thinking(response)
     return _strong(visible, numeric) or _line(visible, numeric) or Answer("", "none")
+
+
+def find_hash(response: str) -> Answer:
+    """The last `####` line that states a number, whatever else is marked."""
+    place = _hash(after_thinking(response), numeric=True)
+    return place[1] if place else Answer("", "none")
+
+
+def find_box(response: str) -> Answer:
+    """The last box, whatever else is marked."""
+    place = _box(after_thinking(response))
+    return place[1] if place else Answer("", "none")
+
+
+def find_tag(response: str) -> Answer:
+    """The last `<answer>`, whatever else is marked."""
+    place = _tag(after_thinking(response))
+    return place[1] if place else Answer("", "none")
+
+
+def find_answer_line(response: str) -> Answer:
+    """The last `Answer: …` with a colon, whatever else is marked; of a line with a box, the box."""
+    text = after_thinking(response)
+    match = None
+    for match in _ANSWER_COLON.finditer(text):  # noqa: B007 -- the last match is what we want
+        pass
+    if match is None:
+        return Answer("", "none")
+    content = _rest_of_line(text, match.end())
+    boxed = _box(content)
+    return Answer(boxed[1].text if boxed else content, "line")
 
 
 def after_thinking(response: str) -> str:

@@ -3,9 +3,9 @@ r"""Reading one formula of LaTeX or plain text into a small tree, in time linear
 Nothing is evaluated here, so nothing can explode. What the grammar doesn't know (sets, matrices, integrals, `\pm`,
 functions without a meaning, units) raises `UnreadableError`: the caller then asks a computer algebra system.
 
-Grammar, loosest first: sum → product (also by juxtaposition) → power → atom. Juxtaposition binds as a product sign does,
-so `1/2x` is half of x; a function without brackets takes the factors up to the next sign, `\sin 2x \cos y` being
-`\sin(2x)\cos(y)`. Several digits after a bare `^` are one exponent: `10^12` is a million millions.
+Grammar, loosest first: sum → product (also by juxtaposition) → power → atom. Juxtaposition binds as a product sign
+does, so `1/2x` is half of x; a function without brackets takes the factors up to the next sign, `\sin 2x \cos y`
+being `\sin(2x)\cos(y)`. Several digits after a bare `^` are one exponent: `10^12` is a million millions.
 """
 
 from __future__ import annotations
@@ -196,9 +196,9 @@ class _Reader:
         if name == "pi":
             return ("constant", "pi")
         if name == "frac":
-            return ("/", self._group(), self._group())
+            return ("/", self._short_group(), self._short_group())
         if name in ("binom", "dbinom", "tbinom"):
-            return ("binomial", self._group(), self._group())
+            return ("binomial", self._short_group(), self._short_group())
         if name == "sqrt":
             return self._root()
         if name in ("lfloor", "lceil", "lvert"):
@@ -207,7 +207,7 @@ class _Reader:
             return ({"lfloor": "floor", "lceil": "ceiling", "lvert": "abs"}[name], tree)
         if name == "log" and self.here == "_":
             self._next()
-            base = self._group() if self.here == "{" else self._digit()
+            base = self._short_group()
             return ("/", ("ln", self._function_argument()), ("ln", base))
         if name in FUNCTIONS:
             return self._function(name)
@@ -216,10 +216,8 @@ class _Reader:
         raise UnreadableError(f"\\{name} has no meaning here")
 
     def _digit(self) -> Tree:
-        """`\\log_28` is the logarithm of 8 to the base 2, as LaTeX sets it."""
+        r"""One digit of several: `\log_28` is the logarithm of 8 to the base 2, as LaTeX sets it."""
         token = self._next()
-        if not token.isdigit():
-            raise UnreadableError(f"the base {token!r}")
         if len(token) > 1:
             self._place -= 1
             self._tokens[self._place] = token[1:]
@@ -233,7 +231,19 @@ class _Reader:
             self._expect("]")
         if self.here == "(":
             return ("root", degree, self._atom())  # plain text: sqrt(5)
-        return ("root", degree, self._group())
+        return ("root", degree, self._short_group())
+
+    def _short_group(self) -> Tree:
+        r"""A group, or as in `\frac ab` and `\sqrt x` one letter or digit."""
+        if self.here == "{":
+            return self._group()
+        return self._digit() if (self.here or "").isdigit() else self._letter(self._one_letter())
+
+    def _one_letter(self) -> str:
+        token = self._next()
+        if len(token) != 1 or not token.isalpha():
+            raise UnreadableError(f"{token!r} where a group should be")
+        return token
 
     def _function(self, name: str) -> Tree:
         power: Tree | None = None

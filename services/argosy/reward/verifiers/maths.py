@@ -1,4 +1,4 @@
-r"""MATH and its kin: the answer equals the gold as a text, as a number, as a list, by value, or as math-verify judges it.
+r"""MATH, numina and their kin: the answer equals the gold as a text, number or list, by value, or says math-verify.
 
 The answer is found by the rule in `extraction`; without a marker it is the last number when the gold is a number, else
 the whole response. What counts as equal is in `equality`. A gold that can't be read is Failed("bad_ground_truth"),
