@@ -66,7 +66,7 @@ class ModelessBackend:
         rows = list(range(self._rank, len(batch), distributed.get_world_size()))
         return batch.select(rows[::-1])
 
-    def start_save(self, folder: Path, step: int) -> Future[list[str]]:
+    def start_save(self, folder: Path, step: int, *, background: bool = True) -> Future[list[str]]:
         self._meet("start_save")
         saved: Future[list[str]] = Future()
         saved.set_result([])

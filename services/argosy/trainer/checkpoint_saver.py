@@ -1,4 +1,7 @@
-"""Saving while training goes on: a consistent copy is taken at once, and written in a thread of its own."""
+"""Saving while training goes on: a consistent copy is taken at once, and written in a thread of its own.
+
+Or without a copy, while training waits.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +38,20 @@ class CheckpointSaver:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._last: Future[list[str]] | None = None
 
-    def start(self, folder: Path, step: int, state: BackendState) -> Future[list[str]]:
+    def start(self, folder: Path, step: int, state: BackendState, *, background: bool = True) -> Future[list[str]]:
         """Copy `state`; returns the save, whose result is all ranks' files (relative names; complete and synced).
 
         May be called from any one thread at a time. A failure of the write, on whatever rank, is the future's.
+
+        Args:
+            background: False: write `state` itself, and return only when that has ended.
         """
         if self._last is not None:
             self._last.exception()  # waits; whoever asked for that save is told of its failure
-        copy = checkpoint.TrainerCheckpoint(step, copied(state))
-        self._last = self._thread.submit(checkpoint.save, folder, copy, self._group)
+        whole = checkpoint.TrainerCheckpoint(step, copied(state) if background else state)
+        self._last = self._thread.submit(checkpoint.save, folder, whole, self._group)
+        if not background:
+            self._last.exception()
         return self._last
 
     def close(self) -> None:

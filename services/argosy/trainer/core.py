@@ -338,7 +338,7 @@ class Trainer:
         def start() -> Future[list[str]]:
             if self._pending is not None:
                 raise StateError("a checkpoint while gradients wait for their optim_step would lose them")
-            return self._backend.start_save(Path(path), self._step)
+            return self._backend.start_save(Path(path), self._step, background=background)
 
         async def save() -> Sequence[str]:
             started = await self._thread.run(self._checked("save_checkpoint", ctx, start))

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,13 @@ again = checkpoint.load(folder / "two", columns, group)
 for name, tensor in whole(1).items():
     assert torch.equal(again.state.model[name].full_tensor(), tensor), name
 assert torch.equal(again.state.rng["cpu"], state.rng["cpu"])
+
+# Without a copy: it has ended when the call returns.
+waited = saver.start(folder / "waited", 9, again.state, background=False)
+assert waited.done() and waited.result(0) == files, waited
+whole_again = checkpoint.load(folder / "waited", rows, group)
+for name, tensor in whole(1).items():
+    assert torch.equal(whole_again.state.model[name].full_tensor(), tensor), name
 
 # A rank that can't write: both are told, of that cause.
 if rank == 1:
@@ -147,3 +156,22 @@ def test_what_is_trained_before_the_writing_begins_is_not_in_it(tmp_path: Path) 
     saver.close()
     back = checkpoint.load(tmp_path / "c")
     assert all(torch.equal(back.state.model[name], tensor) for name, tensor in whole(1).items())
+
+
+def test_without_background_nothing_is_copied_and_the_call_waits(tmp_path: Path) -> None:
+    """What changes before the writing thread's turn is in it, so the file was made from the weights themselves."""
+    saver, may_write = CheckpointSaver(), threading.Event()
+    saver._thread.submit(may_write.wait, 60)
+    model = whole(1)
+    state = state_over(model, torch.get_rng_state())
+    with ThreadPoolExecutor(1) as caller:
+        call = caller.submit(saver.start, tmp_path / "c", 7, state, background=False)
+        time.sleep(0.2)
+        assert not call.done()
+        for tensor in model.values():
+            tensor.zero_()
+        may_write.set()
+        assert call.result(60).done()
+    saver.close()
+    back = checkpoint.load(tmp_path / "c")
+    assert not any(tensor.any() for tensor in back.state.model.values())

@@ -84,10 +84,11 @@ class Backend(Protocol):
         """Restore; all or nothing. Raises InvalidInputError if names or shapes don't fit this model."""
         ...
 
-    def start_save(self, folder: Path, step: int) -> Future[list[str]]:
+    def start_save(self, folder: Path, step: int, *, background: bool = True) -> Future[list[str]]:
         """Copy the state now and write it below `folder` in the background; the future has the files' names.
 
-        Waits for a save that is still under way, so that there is one copy at most.
+        Waits for a save that is still under way, so that there is one copy at most. Without `background` nothing is
+        copied: it returns when the files are written, or couldn't be, which the future says.
         """
         ...
 

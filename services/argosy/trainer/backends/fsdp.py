@@ -271,9 +271,9 @@ class FsdpBackend:
         """Gigabytes (10⁹) of this rank: now and at its peak, and the GPU's peak where there is one."""
         return memory_metrics(self._device)
 
-    def start_save(self, folder: Path, step: int) -> Future[list[str]]:
+    def start_save(self, folder: Path, step: int, *, background: bool = True) -> Future[list[str]]:
         """Copy this rank's share now and write it in the background, together with the other ranks."""
-        return self._saver.start(folder, step, self.sharded_state())
+        return self._saver.start(folder, step, self.sharded_state(), background=background)
 
     def load_checkpoint(self, folder: Path) -> int:
         """Read this rank's share of a checkpoint that any number of ranks have written; returns its step."""

@@ -175,9 +175,9 @@ class SingleProcessBackend:
         self._optimizer.load_counters(state.counters)
         restore_rng(state.rng, self._model.device)
 
-    def start_save(self, folder: Path, step: int) -> Future[list[str]]:
+    def start_save(self, folder: Path, step: int, *, background: bool = True) -> Future[list[str]]:
         """Copy the state now, write it in the background."""
-        return self._saver.start(folder, step, self.state())
+        return self._saver.start(folder, step, self.state(), background=background)
 
     def load_checkpoint(self, folder: Path) -> int:
         """Read everything, check that it fits, and only then restore."""

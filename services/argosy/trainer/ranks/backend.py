@@ -193,10 +193,14 @@ class RankedBackend:
         own, answers = self._call("memory_metrics", lambda backend: backend.memory_metrics())
         return most([own, *(answer.values for answer in answers)])
 
-    def start_save(self, folder: Path, step: int) -> Future[list[str]]:
-        """Every rank copies its share now and writes it in the background."""
+    def start_save(self, folder: Path, step: int, *, background: bool = True) -> Future[list[str]]:
+        """Every rank copies its share now and writes it in the background; without `background` uncopied, at once."""
         return self._call(
-            "start_save", lambda backend: backend.start_save(folder, step), folder=str(folder), step=step
+            "start_save",
+            lambda backend: backend.start_save(folder, step, background=background),
+            folder=str(folder),
+            step=step,
+            background=background,
         )[0]
 
     def load_checkpoint(self, folder: Path) -> int:

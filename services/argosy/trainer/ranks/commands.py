@@ -124,7 +124,7 @@ def _load_checkpoint(backend: RankBackend, arguments: Arguments, batch: Trajecto
 
 
 def _start_save(backend: RankBackend, arguments: Arguments, batch: TrajectoryBatch | None) -> Answer:
-    backend.start_save(Path(arguments["folder"]), arguments["step"])
+    backend.start_save(Path(arguments["folder"]), arguments["step"], background=arguments["background"])
     return Answer()
 
 

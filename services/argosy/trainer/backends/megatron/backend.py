@@ -254,9 +254,9 @@ class MegatronBackend:
             for name, slot in self._model.slots.items()
         }
 
-    def start_save(self, folder: Path, step: int) -> Future[list[str]]:
+    def start_save(self, folder: Path, step: int, *, background: bool = True) -> Future[list[str]]:
         """Gather and copy now; written in the background, each tensor by one of the ranks."""
-        return self._saver.start(folder, step, self.state())
+        return self._saver.start(folder, step, self.state(), background=background)
 
     def load_checkpoint(self, folder: Path) -> int:
         """Restore what any backend of any number of ranks has saved; returns its step."""
