@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from argosy.roles.weights import WeightSource
 from argosy.rollout.adapters import Adapters
-from argosy.rollout.engines.base import Engine
+from argosy.rollout.engines.base import Engine, ReceivesCollectives
 from argosy.rollout.engines.updates import WeightUpdates
 from argosy.types.errors import InvalidInputError, NotFoundError, StateError
 from argosy.types.ids import PolicyVersion
@@ -34,7 +34,8 @@ class ServerWeights:
         self._engine = engine
         facts = engine.facts
         self._tied = facts.tied
-        self._updates = WeightUpdates(facts.shapes, facts.tied, facts.casts)
+        collective = engine.receive_collective if isinstance(engine, ReceivesCollectives) else None
+        self._updates = WeightUpdates(facts.shapes, facts.tied, facts.casts, collective)
         self._manifest: WeightsManifest | None = None
         """Of the last update; None while the engine serves what it loaded by itself."""
         self._snapshot: Snapshot | None = None

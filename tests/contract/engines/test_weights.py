@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,9 @@ import pytest
 
 from argosy.roles.rollout import Rollout
 from argosy.rpc.clients.rollout import RolloutClient
-from argosy.types.errors import ArgosyError, WeightsRefusedError
-from argosy.weightsync import build_manifest, find_tied
+from argosy.types.errors import ArgosyError, DeadlineError, WeightsRefusedError
+from argosy.weightsync import Snapshot, build_manifest, find_tied
+from argosy.weightsync.transports import SendOptions, TransferPlan, load_transport
 from contract.engines.conftest import ENGINES, Weights, client_of, save, weights_of
 from contract.engines.served import LONG, CutOff, Served, ask, missing, plain_logits, serving, sync
 from contract.engines.test_sampling import TOLERANCE
@@ -84,6 +88,55 @@ async def test_d1_an_update_without_a_pause(
         assert len(completion.versions) <= 2
     [late] = await ask(rollout, [request(9)])
     assert [run.version for run in late.versions] == [after]
+
+
+@pytest.mark.parametrize("transport", ["collective", "shared_memory"])
+async def test_d1_weights_that_come_by_another_transport_are_the_same(
+    served: Served, rollout: RolloutClient, weights: Weights, other: dict[str, Any], transport: str
+) -> None:
+    snapshot, source = await weights.offer(other)
+    sync_id = f"by-{transport}"
+    async with transfer_of(snapshot, transport, sync_id) as transfer:
+        await rollout.init_weight_transfer(transport, mutation())
+        await rollout.start_weight_update(sync_id, snapshot.manifest, mutation())
+        taken = await rollout.update_weights(sync_id, source, mutation(), transfer.offers[0])
+        version = await rollout.finish_weight_update(sync_id, mutation())
+    assert taken == sum(spec.size_bytes for spec in snapshot.manifest.tensors if not spec.tied_to)
+    assert version == snapshot.manifest.version == (await rollout.status()).version
+    if served.computes:
+        check_against(served.model, other, await ask(rollout, GREEDY))
+    if transport == "collective":  # vLLM's own worker has joined the group, the others have a process for it
+        joined = [child for child in served.children if "argosy.weightsync.collective.worker" in child.cmdline()]
+        assert bool(joined) == (served.engine != "vllm")
+
+
+async def test_d10_a_collective_whose_sender_hangs_costs_its_deadline(
+    served: Served, rollout: RolloutClient, weights: Weights, other: dict[str, Any]
+) -> None:
+    before, old = (await rollout.status()).version, await ask(rollout, GREEDY)
+    snapshot, source = await weights.offer(other)
+    await rollout.init_weight_transfer("collective", mutation())
+    await rollout.start_weight_update("hanging", snapshot.manifest, mutation())
+    async with transfer_of(snapshot, "collective", "hanging") as transfer:
+        os.kill(transfer.worker_pid, signal.SIGSTOP)
+        with pytest.raises(DeadlineError):
+            await rollout.update_weights("hanging", source, mutation(deadline_s=3.0), transfer.offers[0])
+    assert (await rollout.status()).version == before
+    assert [c.token_ids for c in await ask(rollout, GREEDY)] == [c.token_ids for c in old]
+    async with transfer_of(snapshot, "collective", "hanging") as transfer:
+        await rollout.update_weights("hanging", source, mutation(), transfer.offers[0])
+    assert await rollout.finish_weight_update("hanging", mutation()) == snapshot.manifest.version
+
+
+@asynccontextmanager
+async def transfer_of(snapshot: Snapshot, transport: str, sync_id: str) -> AsyncIterator[Any]:
+    """Open at this process, for one receiver."""
+    plan = TransferPlan(sync_id, 1, 60, mutation().request_id)
+    transfer = await load_transport(transport).open_transfer(snapshot, plan, SendOptions())
+    try:
+        yield transfer
+    finally:
+        await transfer.close()
 
 
 @pytest.fixture(scope="module", params=[engine for engine in ENGINES if engine != "simulated"])

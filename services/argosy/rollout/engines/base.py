@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from argosy.rollout.engines.events import Deliver
 from argosy.types.ids import PolicyVersion
@@ -115,6 +115,22 @@ class TakesAdapters(Protocol):
 
         `tensors` are MODULE.lora_A.weight and MODULE.lora_B.weight of each module, in the trainer's dtype. The next
         `swap_weights` ends it.
+        """
+        ...
+
+
+@runtime_checkable
+class ReceivesCollectives(Protocol):
+    """An engine whose own processes join the groups of collective transfers, in place of a process of weightsync's."""
+
+    async def receive_collective(self, command: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+        """Fill the memory that the command names; {"checksums": crc32 of each part}.
+
+        `command` is that of `argosy.weightsync.transports.collective.receive_command`.
+
+        Raises:
+            DeadlineError: `deadline_s` seconds have passed.
+            UnavailableError: the sender or the engine's process died.
         """
         ...
 

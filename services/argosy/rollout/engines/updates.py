@@ -12,6 +12,7 @@ from argosy.types.records import TransferOffer, WeightsManifest
 from argosy.weightsync.manifest import ShapedLike, check_manifest
 from argosy.weightsync.staging import Staging
 from argosy.weightsync.transports import load_transport, release
+from argosy.weightsync.transports.collective import Call, receive_by
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,11 +25,17 @@ class WeightUpdates:
         expected: The model's tensors by name.
         tied: The model's redundant name → owner name.
         casts: Accepted (sent dtype, held dtype) pairs.
+        collective: Who joins the groups of collective transfers; None: a process of weightsync's own.
     """
 
     def __init__(
-        self, expected: Mapping[str, ShapedLike], tied: Mapping[str, str], casts: Collection[tuple[str, str]]
+        self,
+        expected: Mapping[str, ShapedLike],
+        tied: Mapping[str, str],
+        casts: Collection[tuple[str, str]],
+        collective: Call | None = None,
     ) -> None:
+        self._collective = collective
         self._expected = expected
         self._tied = tied
         self._casts = casts
@@ -83,7 +90,10 @@ class WeightUpdates:
         spare, self._spare = self._spare, None
         staging = Staging(manifest, reuse=spare)
         del spare
-        await load_transport(offer.transport).receive(offer, source, manifest, staging, deadline_s)
+        if offer.transport == "collective" and self._collective is not None:
+            await receive_by(self._collective, offer, staging, deadline_s)
+        else:
+            await load_transport(offer.transport).receive(offer, source, manifest, staging, deadline_s)
         staging.finish()
         if self._manifest is not manifest:
             raise StateError(f"weight update {sync_id!r} was replaced by {self._sync_id!r} while it came in")

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from argosy.weightsync.collective.joining import Joined
 
 _PR_SET_PDEATHSIG = 1
-_CHECK_THREADS = 2
 
 
 class _Worker:
@@ -58,6 +57,7 @@ class _Worker:
         """To all groups at once; one that fails or hangs holds up no other."""
         from argosy.weightsync.collective import joining
         from argosy.weightsync.collective.groups import make_group, send
+        from argosy.weightsync.collective.receiving import device_of, seconds_left
 
         memory = self._map(command)
         end = time.monotonic() + command["timeout_s"]
@@ -69,8 +69,8 @@ class _Worker:
             try:
                 joined = joining.meet(self._store, name, size, end)
                 backend, address = self._agree(name, own, joined)
-                made = make_group(backend, self._store, name, 0, size, address, _left(end))
-                send(made, memory, command["bucket_bytes"], _left(end), _device(backend, gpu))
+                made = make_group(backend, self._store, name, 0, size, address, seconds_left(end))
+                send(made, memory, command["bucket_bytes"], seconds_left(end), device_of(backend, gpu))
             except (RuntimeError, OSError) as error:
                 return str(error) or type(error).__name__
             return ""
@@ -92,47 +92,10 @@ class _Worker:
         return backend, address
 
     def _receive(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Checksums are computed while the next bucket arrives."""
-        from argosy.weightsync.buffers import places_of
-        from argosy.weightsync.collective import joining
-        from argosy.weightsync.collective.groups import join_store, make_group, own_address, receive
-        from argosy.weightsync.copying import checksums
+        from argosy.weightsync.collective.receiving import receive_into
 
-        memory = self._map(command)
-        view = memory.numpy()
-        end = time.monotonic() + command["timeout_s"]
-        name, rank, endpoint = command["group"], command["rank"], command["endpoint"]
-        store = join_store(endpoint, command["timeout_s"])
-        address = own_address(endpoint, _left(end))
-        gpu = joining.gpu_of(command["device"])
-        joining.announce(store, name, rank, joining.Joined(address, command["backend"], joining.identity(gpu)))
-        backend = joining.decided_backend(store, name, end)
-        group = make_group(backend, store, name, rank, command["size"], address, _left(end))
-        places = [place for start, stop in command["spans"] for place in places_of("", start, stop)]
-        arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
-        found: list[int] = []
-
-        def check() -> None:
-            done = 0
-            while done < len(places):
-                stop = arrived.get()
-                if stop < 0:
-                    return
-                first = done
-                while done < len(places) and places[done].start + places[done].size <= stop:
-                    done += 1
-                found.extend(checksums(view, places[first:done], threads=_CHECK_THREADS) if done > first else ())
-
-        checking = threading.Thread(target=check)
-        checking.start()
-        try:
-            receive(group, memory, command["bucket_bytes"], _left(end), _device(backend, gpu), arrived.put)
-        except BaseException:
-            arrived.put(-1)
-            raise
-        finally:
-            checking.join()
-        return {"checksums": found}
+        view = self._mapping.get(command["path"], command["size_bytes"], command["file_id"])
+        return {"checksums": receive_into(view, command)}
 
     def _map(self, command: dict[str, Any]) -> Any:
         """The parent's buffer, [N] uint8. Writable also to send from: torch takes no read-only memory."""
@@ -143,15 +106,6 @@ class _Worker:
     def _close(self, command: dict[str, Any]) -> dict[str, Any]:
         self._store = None
         return {}
-
-
-def _left(end: float) -> float:
-    """Seconds until `end` (time.monotonic); never 0, which some calls take for no bound."""
-    return max(0.1, end - time.monotonic())
-
-
-def _device(backend: str, gpu: str) -> str:
-    return (gpu or "cuda:0") if backend == "nccl" else "cpu"
 
 
 def _read_commands(commands: queue.SimpleQueue[dict[str, Any]]) -> None:

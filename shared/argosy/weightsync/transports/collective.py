@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from argosy.roles.weights import WeightSource
@@ -29,6 +29,8 @@ _LOG = logging.getLogger(__name__)
 _OPEN_DEADLINE_S = 60.0
 """For a worker to start, when the transfer's own deadline is longer."""
 _LAST_WORDS_S = 1.0
+Call = Callable[[dict[str, Any], float], Awaitable[dict[str, Any]]]
+"""(command, deadline_s) → {"checksums": crc32 of each part}."""
 
 
 class CollectiveTransfer:
@@ -139,8 +141,25 @@ async def receive(
         DeadlineError: `deadline_s` seconds have passed; the worker is killed, so nobody writes into the memory later.
         UnavailableError: the sender or a worker died, or nobody listens at the offer's endpoint.
     """
+    async with _borrowed() as worker:
+        await receive_by(worker.call, offer, staging, deadline_s)
+    if not give_back(worker):
+        await worker.end()
+
+
+async def receive_by(call: Call, offer: TransferOffer, staging: Staging, deadline_s: float) -> None:
+    """As `receive`, by whoever carries the command out: a process of an engine, say. Raises what `call` does."""
+    answer = await call(receive_command(offer, staging, deadline_s), deadline_s)
+    staging.accept(staging.buffer.places(), answer["checksums"])
+
+
+def receive_command(offer: TransferOffer, staging: Staging, deadline_s: float) -> dict[str, Any]:
+    """What `argosy.weightsync.collective.receiving.receive_into` has to know, as JSON has it.
+
+    InvalidInputError where the staging's memory can't be shared with another process.
+    """
     buffer = staging.buffer
-    command = _memory(buffer) | {
+    return _memory(buffer) | {
         "op": "receive",
         "endpoint": offer.endpoint,
         "group": offer.options["group"],
@@ -148,15 +167,10 @@ async def receive(
         "bucket_bytes": int(offer.options["bucket_bytes"]),
         "rank": offer.rank,
         "size": offer.world_size,
-        "device": _own_device(),
+        "device": own_device(),
         "spans": list(buffer.spans.values()),
         "timeout_s": deadline_s,
     }
-    async with _borrowed() as worker:
-        answer = await worker.call(command, deadline_s)
-        staging.accept(buffer.places(), answer["checksums"])
-    if not give_back(worker):
-        await worker.end()
 
 
 @contextlib.asynccontextmanager
@@ -170,7 +184,7 @@ async def _borrowed() -> AsyncIterator[Worker]:
         raise
 
 
-def _own_device() -> str:
+def own_device() -> str:
     """The GPU that this process computes on; "" if it uses none itself (an engine in a process of its own does)."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():

@@ -9,9 +9,10 @@
     engine.py       the Protocol: life, pause, sleep, weights
     flights.py      samples in flight: requests in, events out
     counts.py       how full its cache is, from vLLM's statistics
+    receiving.py    collective transfers, which the first worker receives
     weights.py      weights on their way to the workers, and our copy of them
     segment.py      shared memory in which they lie
-    worker.py       our part inside vLLM's worker processes: takes weights from the segment
+    worker.py       our part inside vLLM's worker processes: joins collectives, takes weights from the segment
     noise.py        our part inside vLLM's sampler: noise keyed by sample and position
 
 Only worker.py and noise.py are imported by vLLM's own processes. Nothing else here imports vllm before `start`.

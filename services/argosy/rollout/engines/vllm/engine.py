@@ -16,6 +16,7 @@ from argosy.rollout.engines.vllm.flights import Flights
 from argosy.rollout.engines.vllm.launch import launch, make_ready
 from argosy.rollout.engines.vllm.options import VllmOptions, check_options
 from argosy.rollout.engines.vllm.parameters import SAMPLING
+from argosy.rollout.engines.vllm.receiving import receive_in_worker
 from argosy.rollout.engines.vllm.weights import WorkerWeights, describe_files, name_of
 from argosy.types.errors import (
     InternalError,
@@ -36,7 +37,7 @@ _WATCH_S = 0.25
 _TURNS = 16
 """Turns of the event loop in which what vLLM has taken from its queue reaches the samples; four are enough."""
 _TRANSPORTS = frozenset({"stream", "collective", "shared_memory", "disk"})
-"""All that fill a staging area in this process; the workers get it from there."""
+"""All fill a staging area that the workers map: the collective from within the first of them, the others from here."""
 
 
 class VllmEngine:
@@ -271,6 +272,11 @@ class VllmEngine:
         await self._go_on()
 
     # --- weights -----------------------------------------------------------------------------------------------------
+
+    async def receive_collective(self, command: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+        """See `ReceivesCollectives`."""
+        self._check_alive()
+        return await receive_in_worker(self._llm, command, deadline_s)
 
     async def swap_weights(self, tensors: Mapping[str, Tensor], version: PolicyVersion) -> None:
         """See the Protocol. Samples in flight are held meanwhile and compute their cache anew.

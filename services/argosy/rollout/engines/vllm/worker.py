@@ -2,7 +2,8 @@
 
 It follows vLLM's own protocol for reinforcement learning: start_weight_update, update_weights, finish_weight_update on
 a `WeightTransferEngine`. Ours takes the tensors from a segment of shared memory (`segment.py`), by their Hugging Face
-names; the model's own `load_weights` fuses and shards them as at start.
+names; the model's own `load_weights` fuses and shards them as at start. A collective transfer comes before that:
+`init_weight_transfer_engine` has the first worker join its group and fill such memory, in a thread.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from argosy.rollout.engines.vllm.noise import KeyedSampling
+from argosy.weightsync.collective.receiving import Receipts
+from argosy.weightsync.transports.collective import own_device
 
 # In every update they would warn of each layer without weights of its own (a tied head, rotary embeddings), and of each
 # tensor that is cast to the engine's dtype. What is really missing, `SegmentTransfer.update_weights` finds.
@@ -37,8 +40,11 @@ BACKEND = "argosy-segment"
 
 
 @dataclass
-class NoInit(WeightTransferInitInfo):  # type: ignore[misc]  # vllm has no types here
-    """Nothing has to be set up before an update."""
+class Receive(WeightTransferInitInfo):  # type: ignore[misc]  # vllm has no types here
+    """A collective transfer that the first worker is to join; its bytes lie in memory that all of them can map."""
+
+    command: dict[str, Any]
+    """See `argosy.weightsync.collective.receiving.receive_into`."""
 
 
 @dataclass
@@ -56,7 +62,7 @@ class SegmentUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
 class SegmentTransfer(WeightTransferEngine):  # type: ignore[misc]
     """Loads a whole model from shared memory, layer by layer, into the tensors that the kernels use."""
 
-    init_info_cls = NoInit
+    init_info_cls = Receive
     update_info_cls = SegmentUpdate
     supports_draft_weight_update = False
 
@@ -64,9 +70,12 @@ class SegmentTransfer(WeightTransferEngine):  # type: ignore[misc]
         super().__init__(*args)
         # Now, while a tied head is the embedding's very parameter, and so counts once.
         self._expected = {name.replace(".base_layer.", ".") for name, _ in self.model.named_parameters()}
+        self.receipts = Receipts()
 
-    def init_transfer_engine(self, init_info: NoInit) -> None:
-        """Nothing to do."""
+    def init_transfer_engine(self, init_info: Receive) -> None:
+        """Begin to receive, and return at once: samples go on meanwhile. One worker's copy is enough on one host."""
+        if self.parallel_config.rank == 0:
+            self.receipts.begin(init_info.command | {"device": own_device()})
 
     def start_weight_update(self) -> None:
         """Make ready to load. What an update that failed has left is thrown away."""
@@ -95,7 +104,8 @@ class SegmentTransfer(WeightTransferEngine):  # type: ignore[misc]
         _repack_tied_heads(self.model)
 
     def shutdown(self) -> None:
-        """Nothing to give back."""
+        """Receive no more."""
+        self.receipts.give_up()
 
 
 def _read(update: SegmentUpdate) -> Iterator[tuple[str, torch.Tensor]]:
@@ -131,11 +141,21 @@ class WorkerExtension:
     """Methods that vLLM adds to its worker, for `collective_rpc`. Their names must not be any of the worker's own."""
 
     model_runner: Any
+    weight_transfer_engine: Any
     _argosy_sizes: list[tuple[torch.UntypedStorage, int]] = []  # noqa: RUF012 - vLLM makes no instance of this class
 
     def argosy_key_noise(self) -> bool:
         """Draw with our noise from now on; False where this worker's sampler is not one that it fits."""
         return KeyedSampling.install(self.model_runner)
+
+    def argosy_received(self) -> dict[str, Any] | None:
+        """What `Receipts.answer` says of the transfer that was begun last; None in workers that take no part."""
+        transfer: SegmentTransfer = self.weight_transfer_engine
+        return transfer.receipts.answer()
+
+    def argosy_stop_receiving(self) -> None:
+        """Give a transfer up."""
+        self.weight_transfer_engine.receipts.give_up()
 
     def argosy_forget_update(self) -> None:
         """Let a new update start where the last one was broken off."""
