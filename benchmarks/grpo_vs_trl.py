@@ -233,8 +233,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3, help="that count")
     parser.add_argument("--warmup", type=int, default=1, help="steps before those")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--argosy-tokens", type=int, default=1024, help="token budget of a micro-batch")
-    parser.add_argument("--argosy-checkpointing", action="store_true", help="gradient checkpointing on Argosy's side")
+    parser.add_argument("--argosy-tokens", type=int, default=2048, help="token budget of a micro-batch")
+    parser.add_argument(
+        "--argosy-checkpointing",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="gradient checkpointing on Argosy's side, as is its default in training",
+    )
     parser.add_argument("--argosy-override", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--trl-batch", type=int, nargs="+", default=[8, 16], help="micro-batch sizes to try, sequences")
     parser.add_argument("--trl-checkpointing", action="store_true", help="gradient checkpointing on TRL's side")
