@@ -333,6 +333,8 @@ def test_a15_extraction_failures_are_visible() -> None:
         (r"30\text{ cm}", "30", 1),
         (r"30\text{ cm}^2", "30", 1),
         ("30 cm", "30", 1),
+        ("30 apples", "30", 1),
+        ("30 percent", r"30\%", 1),
         ("30x", "30", 0),
         ("1.5", r"1\frac12", 1),
         (r"1\frac{1}{2}", "1.5", 1),

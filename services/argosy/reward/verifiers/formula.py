@@ -39,11 +39,12 @@ class UnreadableError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A formula's tree, the letters in it, and whether it has a decimal point."""
+    """A formula's tree, the letters in it, and whether it has a decimal point or the imaginary unit."""
 
     tree: Tree
     letters: frozenset[str]
     decimal: bool
+    imaginary: bool
 
 
 def read(text: str) -> Formula:
@@ -56,7 +57,7 @@ def read(text: str) -> Formula:
     tree = reader.sum()
     if reader.here is not None:
         raise UnreadableError(f"{reader.here!r} is in the way")
-    return Formula(tree, frozenset(reader.letters), reader.decimal)
+    return Formula(tree, frozenset(reader.letters), reader.decimal, reader.imaginary)
 
 
 def _tokens(text: str) -> list[str]:
@@ -83,6 +84,7 @@ class _Reader:
         self._place = 0
         self.letters: set[str] = set()
         self.decimal = False
+        self.imaginary = False
 
     @property
     def here(self) -> str | None:
@@ -173,6 +175,7 @@ class _Reader:
 
     def _letter(self, name: str) -> Tree:
         if name in ("e", "i") and self.here != "_":
+            self.imaginary = self.imaginary or name == "i"
             return ("constant", name)
         if name in _UNNAMED and self.here == "(":
             raise UnreadableError(f"{name}( may be a function")

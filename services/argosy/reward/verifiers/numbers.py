@@ -29,7 +29,7 @@ _NUMBER = re.compile(
     rf"|{_FRACTION}"
     rf"|(?P<mw>\d{{1,9}})\s+(?P<pn>\d{{1,9}})/(?P<pd>\d{{1,9}})(?![\d/])"
     rf"|(?P<a>{_DECIMAL})(?:\s?/\s?(?P<b>{_DECIMAL})(?!\s?/)|{_SCALE})?)"
-    r"\s*(?P<percent>%|percent\b)?"
+    r"(?:\s*(?P<percent>%|percent\b))?"
 )
 _WORD_UNIT = re.compile(r"\s*[A-Za-z][A-Za-z.'/ -]*(?:\^\{?-?[123]\}?|[²³])?\s*\.?")
 _SIGN_UNIT = re.compile(r"\s*[°€£¥$][CF]?\s*\.?")

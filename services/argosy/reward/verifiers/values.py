@@ -72,14 +72,19 @@ def _sides(text: str) -> Formula:
     if re.search(r"[<>]|\\[lg]e|\\ne", text):
         raise UnreadableError("not an equation")
     left, right = (_read(side) for side in text.split("="))
-    return Formula(("-", left.tree, right.tree), left.letters | right.letters, left.decimal or right.decimal)
+    return Formula(
+        ("-", left.tree, right.tree),
+        left.letters | right.letters,
+        left.decimal or right.decimal,
+        left.imaginary or right.imaginary,
+    )
 
 
 def _equal_formulas(gold: Formula, stated: Formula) -> bool | None:
     import mpmath
 
     places = _DECIMAL_PLACES if gold.decimal or stated.decimal else _EXACT_PLACES
-    letters = sorted(gold.letters | stated.letters)
+    letters, imaginary = sorted(gold.letters | stated.letters), gold.imaginary or stated.imaginary
     with mpmath.workdps(_DIGITS):
         compared = 0
         for positive, points in ((True, _points(letters, _POSITIVE)), (False, _points(letters, _NEGATIVE))):
@@ -88,6 +93,8 @@ def _equal_formulas(gold: Formula, stated: Formula) -> bool | None:
                     left, right = evaluate(gold.tree, point), evaluate(stated.tree, point)
                 except (NoValueError, ZeroDivisionError):
                     continue  # a pole of one of them, or a huge value: the other points decide
+                if letters and not (imaginary or mpmath.im(left) == mpmath.im(right) == 0):
+                    continue  # letters are real: outside of a logarithm's or a root's domain nothing is said
                 compared += 1
                 if max(mpmath.mag(side) if side else 0 for side in (left, right)) > _LARGEST_TERM:
                     raise NoValueError("too large for 60 digits to tell")
