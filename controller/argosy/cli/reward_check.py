@@ -32,6 +32,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FILE",
         help="JSON lines of real samples (data_source, response_text, ground_truth, …) to judge besides",
     )
+    parser.add_argument(
+        "--vocab-size",
+        type=int,
+        default=256,
+        metavar="N",
+        help="token ids that are made up for servers with needs_token_ids are below it (default 256)",
+    )
     parser.set_defaults(func=run_check)
 
 
@@ -39,4 +46,10 @@ def run_check(args: argparse.Namespace) -> int:
     """`argosy reward check`."""
     from argosy.reward.conformance.command import check
 
-    return check(args.address, timeout_s=args.timeout, sample_file=args.sample_file, as_json=args.json)
+    return check(
+        args.address,
+        timeout_s=args.timeout,
+        sample_file=args.sample_file,
+        vocabulary_size=args.vocab_size,
+        as_json=args.json,
+    )
