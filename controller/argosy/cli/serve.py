@@ -38,7 +38,8 @@ Example, on a machine for rollouts:
       argosy.membership.endpoints=[etcd-0:2379,etcd-1:2379,etcd-2:2379] argosy.allow_remote_hosts=true
 
 With argosy.pools, --pool NAME says which pool a rollout server is in; `argosy train` waits for the servers of pools
-with remote: true (docs/placement.md).
+with remote: true (docs/placement.md). So does --name NAME for a reward server and argosy.reward.services
+(docs/rewards-services.md).
 
 On one machine there is no need for this: `argosy train` starts everything.
 """
@@ -82,9 +83,10 @@ def serve(args: argparse.Namespace) -> int:
 
     config = load(args.overrides, args.config)
     check(config)
-    use_environment(config, args.role, args.pool)
+    use_environment(config, args.role, args.pool if args.role == "rollout" else args.name)
     if args.member is None:
-        pool = "" if args.pool is None else f"{args.pool}-"
+        named = args.pool or args.name
+        pool = "" if named is None else f"{named}-"
         args.member = f"{args.role}-{pool}{socket.gethostname()}-{secrets.token_hex(3)}"
     # By name: the service's dependencies need not be installed where only the controller runs.
     service = importlib.import_module(ROLES[args.role].module).SERVICE
@@ -92,13 +94,17 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def use_environment(config: Config, role: str, pool: str | None) -> None:
-    """Set the service's environment variables, as the launcher does. Which interpreter it is, is decided already."""
+    """Set the service's environment variables, as the launcher does. Which interpreter it is, is decided already.
+
+    `pool`: Of a rollout server its pool, of a reward server the name of its service.
+    """
     import os
     import sys
 
     from argosy.config.load import print_warning
 
-    process = getattr((config.for_pool(pool) if role == "rollout" else config).argosy.services, role)
+    seen = {"rollout": config.for_pool, "reward": config.for_reward}.get(role, lambda _: config)(pool)
+    process = getattr(seen.argosy.services, role)
     os.environ.update(process.env)
     if process.python is not None and os.path.abspath(os.path.expanduser(process.python)) != sys.executable:
         print_warning(f"argosy.services.{role}.python={process.python} is for the launcher; this is {sys.executable}")

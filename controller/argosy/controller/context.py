@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from argosy.config import Config
 from argosy.controller.ledger import Ledger
+from argosy.controller.rewards.router import RewardRouter
 from argosy.membership.interface import Membership
 from argosy.roles.policy import Critic, Policy
 from argosy.roles.reference import Reference
@@ -22,6 +23,7 @@ class Services:
     rollouts: Mapping[str, Rollout]
     """By member id."""
     reward: Reward
+    """All reward services of the run as one: a `RewardRouter`, except in small tests."""
     policy: Policy
     reference: Reference | None
     """None when neither use_kl_loss nor use_kl_in_reward asks for it."""
@@ -31,6 +33,11 @@ class Services:
     """Rollout member id → its pool; one that isn't there is of the pool "default"."""
     lost: Set[str] = frozenset()
     """Rollout members that are gone for good: a live view, since they die while the run goes on."""
+
+    @property
+    def router(self) -> RewardRouter | None:
+        """The rewards, where they are a router."""
+        return self.reward if isinstance(self.reward, RewardRouter) else None
 
 
 @dataclass(slots=True)

@@ -76,6 +76,7 @@ class LoopState:
     step: int = 0
     version: PolicyVersion | None = None
     sampler_state: Mapping[str, Any] = field(default_factory=dict)
+    reward_state: Mapping[str, Any] = field(default_factory=dict)
     cut: LedgerCut = field(default_factory=lambda: LedgerCut(0, ""))
 
 
@@ -179,6 +180,7 @@ class Controller:
             metrics |= await self._update(batch, step, timing)
             self._account(batch, record, step)
             self.state.step, self.state.sampler_state = step, produced.sampler_state
+            self.state.reward_state = produced.reward_state
             with timed(timing, "update_weights"):
                 await self._sync()
             validates = bool(self._held_out) and self._due(self.ctx.config.trainer.test_freq)
@@ -294,6 +296,11 @@ class Controller:
         self.last_validation = result
         self._observer.validated(self.state.step, result, self._held_out)
 
+    def restore_rewards(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint's running figures of the reward services."""
+        self.state.reward_state = state
+        self._producer.restore_rewards(state)
+
     async def save(self) -> None:
         """Begin a checkpoint of the step just finished; it is written while training goes on."""
         self._stage(self.state.step, "save_checkpoint")
@@ -308,6 +315,7 @@ class Controller:
             "lineage": self.ctx.lineage,
             "version": None if self.state.version is None else self.state.version.short,
             "sampler": dict(self.state.sampler_state),
+            "rewards": dict(self.state.reward_state),
             "ledger": {"step": self.state.cut.step, "sha256": self.state.cut.sha256},
             "kl_coef": self.kl.coef,
             "counters": dict(self.ctx.counters),

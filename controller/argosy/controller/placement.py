@@ -18,6 +18,7 @@ from argosy.controller.context import Services
 from argosy.controller.launch import LocalFleet
 from argosy.controller.launch.lock import RunFolderLock
 from argosy.controller.launch.plan import plan_members, services_of
+from argosy.controller.rewards.connect import local_router, open_router
 from argosy.membership.interface import Membership
 from argosy.membership.memory import MemoryMembership
 from argosy.rpc.options import RpcOptions
@@ -59,7 +60,6 @@ async def _local(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
     from argosy.rpc.clients.critic import CriticClient
     from argosy.rpc.clients.policy import PolicyClient
     from argosy.rpc.clients.reference import ReferenceClient
-    from argosy.rpc.clients.reward import RewardClient
     from argosy.rpc.clients.rollout import RolloutClient
 
     async with LocalFleet(config, run_dir) as fleet, AsyncExitStack() as stack:
@@ -74,7 +74,7 @@ async def _local(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
         references, critics = members.get("reference", ()), members.get("critic", ())
         services = Services(
             rollouts={member.member_id: connect(RolloutClient, member) for member in members["rollout"]},
-            reward=connect(RewardClient, members["reward"][0]),
+            reward=await stack.enter_async_context(open_router(config, fleet.membership, options, policy)),
             policy=connect(PolicyClient, members["trainer"][0]),
             reference=connect(ReferenceClient, references[0]) if references else None,
             critic=connect(CriticClient, critics[0]) if critics else None,
@@ -113,11 +113,14 @@ async def _in_process(config: Config, run_dir: Path) -> AsyncIterator[Placement]
             return core
 
         planned = [member for member in plan_members(config, services_of(config)) if member.role == "rollout"]
+        rewards = {name: await build("reward", config.for_reward(name)) for name in config.rewards}
+        router = local_router(config, rewards, rpc_settings(config)[1])
+        await router.start()
         services = Services(
             policy=await build("trainer"),
             rollouts={one.member_id: await build("rollout", config.for_pool(one.pool)) for one in planned},
             pools={one.member_id: one.pool for one in planned},
-            reward=await build("reward"),
+            reward=router,
             reference=await build("reference") if config.needs_reference else None,
             critic=await build("critic") if config.needs_critic else None,
         )

@@ -13,9 +13,9 @@ from typing import Any
 
 from argosy.controller.context import RunContext
 from argosy.controller.data.sampler import PromptSampler
+from argosy.controller.rewards.failures import check_failures
 from argosy.controller.stages.filtering import GroupFilter, NoFullBatchError
 from argosy.controller.stages.generation import GenerationBatch, GenerationStage, OnStage
-from argosy.controller.stages.reward import check_failures
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.controller.stages.shaping import reward_of
 from argosy.telemetry.traces import span, traceparent
@@ -45,6 +45,8 @@ class Produced:
     record: StepRecord
     sampler_state: Mapping[str, Any]
     """Of the data order after this step's last draw: what a checkpoint of this step saves."""
+    reward_state: Mapping[str, Any]
+    """Of the reward services' running figures with this step in them; saved with it too."""
     timing: dict[str, float]
     started: float
     trace: str
@@ -138,7 +140,21 @@ class Producer:
             metrics["rollout/greedy_answers"] = float(len(greedy))
         outcomes = {sample: made.outcomes[sample] for sample in sampled}
         record = StepRecord(step, made.groups.kept, sampled, outcomes, made.version, baselines)
-        return Produced(record, self._sampler.state(), made.timing, made.started, trace, metrics)
+        if self._ctx.services.router is not None:
+            metrics |= self._ctx.services.router.commit()
+        return Produced(record, self._sampler.state(), self.reward_state(), made.timing, made.started, trace, metrics)
+
+    def reward_state(self) -> dict[str, Any]:
+        """Running figures of the reward services, for a checkpoint."""
+        router = self._ctx.services.router
+        scores = {} if router is None else router.state()
+        return {"scores": scores, "failures": self._generation.failures.state()}
+
+    def restore_rewards(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `reward_state` gave; from nothing if the checkpoint has none."""
+        if self._ctx.services.router is not None:
+            self._ctx.services.router.restore(state.get("scores", {}))
+        self._generation.failures.restore(state.get("failures", {}))
 
     def _end_of_data(self, step: int, made: _Step) -> NoMoreSteps:
         self._ctx.ledger.dropped(sorted(made.completions), "the data ended before the step was full")

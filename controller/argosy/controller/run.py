@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -130,6 +130,7 @@ class Run:
         controller.state.step = checkpoint.step
         controller.state.cut = cut
         controller.state.sampler_state = saved["sampler"]
+        controller.restore_rewards(saved.get("rewards", {}))
         await _load(ctx, checkpoint, "actor", ctx.services.policy)
         if ctx.services.critic is not None:
             await _load(ctx, checkpoint, "critic", ctx.services.critic)
@@ -180,18 +181,5 @@ async def _while_leading(leadership: Leadership, work: Coroutine[Any, Any, None]
 
 async def _check_data_sources(ctx: RunContext, prepared: PreparedRun) -> None:
     """A data source that no scorer knows is an error before the first token, not a reward of 0."""
-    known = (await ctx.services.reward.capabilities()).data_sources
-    unknown = sorted(name for name in prepared.data_sources if not _known(name, known))
-    if unknown:
-        raise ConfigError(
-            f"no scorer knows the data source{'s' if len(unknown) > 1 else ''} {', '.join(map(repr, unknown))}; known: "
-            f"{', '.join(known)}. Set custom_reward_function.path=… to a file with compute_score(…), or correct the "
-            "data_source column"
-        )
-
-
-def _known(name: str, patterns: Sequence[str]) -> bool:
-    return any(
-        pattern == name or (pattern.endswith("*") and name.startswith(pattern.removesuffix("*")))
-        for pattern in patterns
-    )
+    if ctx.services.router is not None:
+        ctx.services.router.check_sources(prepared.data_sources)

@@ -122,8 +122,15 @@ def run(service: Service, config: Config, arguments: argparse.Namespace) -> int:
 
 
 def _join_pool(service: Service, config: Config, arguments: argparse.Namespace) -> Config:
-    """What a server of the named pool sees; the pool's name is noted in the arguments. Raises ConfigError."""
-    named = getattr(arguments, "pool", None)
+    """What a server of the named pool or reward service sees; its name is noted as the pool. Raises ConfigError."""
+    named, name = getattr(arguments, "pool", None), getattr(arguments, "name", None)
+    if name is not None and service.role != "reward":
+        raise ConfigError(f"--name {name}: only reward servers have one, this is the {service.role} service")
+    if service.role == "reward" and named is None:
+        from argosy.config.rewards import choose_reward
+
+        arguments.pool = choose_reward(config, name)
+        return config.for_reward(arguments.pool)
     if service.role != "rollout":
         if named is not None:
             raise ConfigError(f"--pool {named}: only rollout servers are in pools, this is the {service.role} service")

@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="port to listen on; 0 takes a free one (default: from the config)")
     parser.add_argument("--advertise", help="host name that others reach this member by (default: the listening host)")
     parser.add_argument("--pool", help="of a rollout server: its pool, one of argosy.pools (default: the only one)")
+    parser.add_argument("--name", help="of a reward server: its service, one of argosy.reward.services")
     parser.add_argument("--incarnation", default="", help="token of this life of the member (default: a random one)")
 
 

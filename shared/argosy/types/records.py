@@ -32,6 +32,8 @@ class Prompt:
     """The templated prompt as text, for rewards and dumps; never encoded again."""
     index: int = 0
     """Row in the dataset, from 0, before shuffling and filtering."""
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """The chat messages that the text was made of, for reward services that ask for them."""
 
 
 @dataclass(frozen=True, slots=True)

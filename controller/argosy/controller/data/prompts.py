@@ -133,6 +133,7 @@ class PromptSource:
             extra_info=row.extra_info,
             text=text,
             index=int(self.row_numbers[place]),
+            messages=row.messages,
         )
 
 

@@ -37,8 +37,6 @@ _DEATH_NOTICE_S = 1.0
 
 # Children of a higher stage are drained first: who asks others goes before who answers; etcd (0) is the last.
 _STAGES: Mapping[str, int] = {"rollout": 2, "reward": 1, "reference": 1, "critic": 1, "trainer": 1}
-_REDUNDANT = "rollout"
-"""The role whose servers stand in for each other: its members are one group for the supervisor."""
 
 
 class LocalFleet:
@@ -155,8 +153,10 @@ class LocalFleet:
         )
         for role in {*self._counts, *(member.role for member in ready)}:
             self.members[role] = tuple(member for member in ready if member.role == role)
-        # From here on the run can go on with the rollout servers that are left.
-        supervisor.allow_losses(_REDUNDANT, others=sum(remote.values()))
+        # From here on the run can go on with the rollout servers that are left, and with those of each reward service.
+        for group in {_group_of(member) for member in self._planned} - {""}:
+            others = sum(count for (role, pool), count in remote.items() if group in (role, f"{role} {pool}"))
+            supervisor.allow_losses(group, others=others)
         _LOG.info("the fleet is ready: %s", ", ".join(f"{member.member_id}@{member.address}" for member in ready))
 
     def _child(self, member: PlannedMember, config_path: Path, incarnation: str) -> ChildSpec:
@@ -167,8 +167,10 @@ class LocalFleet:
         ]  # fmt: skip
         if member.role == "rollout" and self._cfg.argosy.pools:
             argv += ["--pool", member.pool]
-        group = _REDUNDANT if member.role == _REDUNDANT else ""
-        return ChildSpec(member.member_id, argv, stage=_STAGES.get(member.role, 1), env=member.env, group=group)
+        if member.role == "reward" and self._cfg.argosy.reward.services:
+            argv += ["--name", member.pool]
+        stage = _STAGES.get(member.role, 1)
+        return ChildSpec(member.member_id, argv, stage=stage, env=member.env, group=_group_of(member))
 
     async def _find_etcd(self, supervisor: Supervisor, deadline: float) -> EtcdOptions:
         settings = self._cfg.argosy.membership
@@ -186,6 +188,13 @@ class LocalFleet:
         return EtcdOptions((endpoint,), prefix=settings.prefix, lease_ttl_s=settings.lease_ttl_s)
 
 
+def _group_of(member: PlannedMember) -> str:
+    """Those that can stand in for each other, as the supervisor names them; "": nobody can."""
+    if member.role == "rollout":
+        return member.role
+    return f"{member.role} {member.pool}" if member.role == "reward" else ""
+
+
 def _failure_of(task: asyncio.Future[Any]) -> BaseException | None:
     return task.exception() if task.done() and not task.cancelled() else None
 
@@ -199,7 +208,8 @@ def _for_services(cfg: Config, options: EtcdOptions, run_dir: Path) -> Config:
         f"argosy.services.{field.name}.env": {} for field in dataclasses.fields(cfg.argosy.services)
     }
     pools = {name: {**values, "env": {}} for name, values in cfg.argosy.pools.items()}
-    cfg = cfg.with_values({**bare, "argosy.pools": pools})
+    rewards = {name: {**values, "env": {}} for name, values in cfg.argosy.reward.services.items()}
+    cfg = cfg.with_values({**bare, "argosy.pools": pools, "argosy.reward.services": rewards})
     membership = dataclasses.replace(cfg.argosy.membership, endpoints=options.endpoints, prefix=options.prefix)
     return dataclasses.replace(
         cfg,

@@ -19,7 +19,7 @@ class PlannedMember:
     member_id: str
     role: str
     pool: str = DEFAULT_POOL
-    """Of a rollout server."""
+    """Of a rollout server; of a reward server, the name of its service."""
     engine: str = ""
     """Of a rollout server."""
     python: str | None = None
@@ -40,7 +40,9 @@ def services_of(cfg: Config) -> dict[str, int]:
 
     A reference only where a KL term reads it, a critic only where the advantages read its values.
     """
-    counts = {"trainer": 1, "reward": 1, "rollout": sum(pool.count for pool in cfg.pools.values() if not pool.remote)}
+    rewards = sum(one.count for one in cfg.rewards.values() if not one.remote and not one.address)
+    rollouts = sum(pool.count for pool in cfg.pools.values() if not pool.remote)
+    counts = {"trainer": 1, "reward": rewards, "rollout": rollouts}
     if cfg.needs_reference:
         counts["reference"] = 1
     if cfg.needs_critic:
@@ -48,13 +50,15 @@ def services_of(cfg: Config) -> dict[str, int]:
     return counts
 
 
-def remote_counts(cfg: Config) -> dict[str, int]:
-    """Pool → how many of its servers the run waits for, since others start them."""
-    return {name: pool.count for name, pool in cfg.pools.items() if pool.remote}
+def remote_counts(cfg: Config) -> dict[tuple[str, str], int]:
+    """(role, pool or reward service) → how many of its servers the run waits for, since others start them."""
+    pools = {("rollout", name): pool.count for name, pool in cfg.pools.items() if pool.remote}
+    return pools | {("reward", name): service.count for name, service in cfg.rewards.items() if service.remote}
 
 
 def plan_members(cfg: Config, counts: Mapping[str, int]) -> list[PlannedMember]:
-    """The processes of `counts`, in the order of their start. Rollout servers go by pool where there are several.
+    """The processes of `counts`, in the order of their start. Rollout servers go by pool where there are several, and
+    reward servers by service.
 
     >>> [member.member_id for member in plan_members(Config(), {"trainer": 1, "rollout": 2})]
     ['trainer-0', 'rollout-0', 'rollout-1']
@@ -63,6 +67,9 @@ def plan_members(cfg: Config, counts: Mapping[str, int]) -> list[PlannedMember]:
     for role, count in counts.items():
         if role == "rollout" and cfg.argosy.pools:
             planned += _pool_members(cfg)
+            continue
+        if role == "reward" and cfg.argosy.reward.services:
+            planned += _reward_members(cfg)
             continue
         process = getattr(cfg.argosy.services, role)
         engine = cfg.actor_rollout_ref.rollout.name if role == "rollout" else ""
@@ -85,5 +92,19 @@ def _pool_members(cfg: Config) -> list[PlannedMember]:
         members += [
             PlannedMember(f"rollout-{name}-{number}", "rollout", name, engine, process.python, key, process.env)
             for number in range(pool.count)
+        ]
+    return members
+
+
+def _reward_members(cfg: Config) -> list[PlannedMember]:
+    members: list[PlannedMember] = []
+    for name, service in cfg.rewards.items():
+        if service.remote or service.address:
+            continue
+        process = cfg.for_reward(name).argosy.services.reward
+        key = f"argosy.reward.services.{name}.python" if service.python else "argosy.services.reward.python"
+        members += [
+            PlannedMember(f"reward-{name}-{number}", "reward", name, "", process.python, key, process.env)
+            for number in range(service.count)
         ]
     return members

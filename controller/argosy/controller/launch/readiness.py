@@ -25,11 +25,11 @@ async def wait_ready(
     deadline: float,
     log_dir: Path,
     *,
-    pools: Mapping[str, int] | None = None,
+    pools: Mapping[tuple[str, str], int] | None = None,
 ) -> tuple[Member, ...]:
     """Wait until each member of `incarnations` (member id → incarnation) is past JOINING and SERVING.
 
-    So must be as many rollout servers of each of `pools` (name → count) that others start: the first to come, by id.
+    So must be as many servers of each of `pools` ((role, pool) → count) that others start: the first to come, by id.
     STALE counts: such a server is up and waits for its weights. `deadline` is on time.monotonic's clock. Raises
     DeadlineError that names who is missing and where to look.
     """
@@ -43,7 +43,7 @@ async def wait_ready(
                 seen = {
                     member.member_id: member
                     for member in snapshot
-                    if _is_this_life(member, incarnations) or (member.role == "rollout" and member.pool in pools)
+                    if _is_this_life(member, incarnations) or (member.role, member.pool) in pools
                 }
                 serving &= seen.keys()
                 joined = [member for member in seen.values() if member.state is not MemberState.JOINING]
@@ -60,22 +60,23 @@ async def wait_ready(
     raise DeadlineError("membership was closed before the fleet was ready")
 
 
-def _joiners(pools: Mapping[str, int], serving: Sequence[Member]) -> list[Member]:
+def _joiners(pools: Mapping[tuple[str, str], int], serving: Sequence[Member]) -> list[Member]:
     """At most the wanted number of each pool."""
     return [
         member
-        for name, count in pools.items()
-        for member in [one for one in serving if one.role == "rollout" and one.pool == name][:count]
+        for pool, count in pools.items()
+        for member in [one for one in serving if (one.role, one.pool) == pool][:count]
     ]
 
 
-def _absent(pools: Mapping[str, int], seen: Mapping[str, Member], serving: set[str]) -> Iterator[str]:
-    for name, count in pools.items():
-        there = sum(member.pool == name and member.member_id in serving for member in seen.values())
+def _absent(pools: Mapping[tuple[str, str], int], seen: Mapping[str, Member], serving: set[str]) -> Iterator[str]:
+    for (role, name), count in pools.items():
+        there = sum((one.role, one.pool) == (role, name) and one.member_id in serving for one in seen.values())
         if there < count:
+            what, option = ("pool", "--pool") if role == "rollout" else ("the reward service", "--name")
             yield (
-                f"  {count - there} of {count} servers of pool {name!r}; start each with `argosy serve rollout --pool "
-                f"{name}`, the run's configuration, and its argosy.membership.endpoints and prefix"
+                f"  {count - there} of {count} servers of {what} {name!r}; start each with `argosy serve {role} "
+                f"{option} {name}`, the run's configuration, and its argosy.membership.endpoints and prefix"
             )
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from argosy.algorithms.catalog import estimator_needs
 from argosy.controller.context import RunContext
+from argosy.controller.rewards.failures import FailureWindow, check_failures
 from argosy.controller.stages.load import ServerLoad
 from argosy.controller.stages.prompt import greedy_requests, make_requests, training_params
-from argosy.controller.stages.reward import RewardStage, check_failures
+from argosy.controller.stages.reward import RewardStage
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.telemetry.traces import span
 from argosy.types.ids import SampleId
@@ -42,6 +43,9 @@ class GenerationStage:
         self._on_stage = on_stage
         self._n = ctx.config.actor_rollout_ref.rollout.n
         self._greedy = "baseline" in estimator_needs(ctx.config.algorithm.adv_estimator)
+        reward = ctx.config.argosy.reward
+        self.failures = FailureWindow(reward.max_error_rate, reward.error_window)
+        """Over all generation batches of the run."""
         self._load = ServerLoad(lambda: {name: ctx.services.rollouts[name] for name in rollout.in_use()})
 
     async def generate(self, step: int, prompts: Sequence[Prompt]) -> GenerationBatch:
@@ -67,6 +71,7 @@ class GenerationStage:
         self._ctx.ledger.completed(list(completions.values()))
         self._ctx.ledger.scored(rewards.results())
         check_failures(rewards.outcomes, self._ctx.config.argosy.reward.max_error_rate)
+        self.failures.add(rewards.by_source())
         scored = time.perf_counter()
         return GenerationBatch(prompts, completions, rewards.outcomes, generated - started, scored - generated)
 

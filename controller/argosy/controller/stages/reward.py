@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 
 from argosy.controller.context import RunContext
-from argosy.types.errors import ArgosyError
+from argosy.roles.reward import Reward
 from argosy.types.ids import GroupId, SampleId
-from argosy.types.records import Abstained, Completion, Failed, FinishReason, Outcome, Prompt, ScoreRequest, ScoreResult
+from argosy.types.records import Abstained, Completion, FinishReason, Outcome, Prompt, ScoreRequest, ScoreResult
 
 log = logging.getLogger(__name__)
 
 MAX_CONCURRENT_CALLS = 8
 OVERLONG = Abstained("overlong_prompt")
 """The outcome of a sample that the rollout server ended for its prompt's length: there is no answer to judge."""
-
-
-class RewardsUnusableError(ArgosyError):
-    """Too many samples could not be judged: training on the rest would be training on noise (case G11)."""
 
 
 def score_request(prompt: Prompt, completion: Completion) -> ScoreRequest:
@@ -35,14 +31,26 @@ def score_request(prompt: Prompt, completion: Completion) -> ScoreRequest:
         prompt_ids=prompt.token_ids,
         response_ids=completion.token_ids,
         valid_response=completion.finish_reason is not FinishReason.LENGTH,
+        messages=prompt.messages,
     )
 
 
 class RewardStage:
-    """Collects completions of one batch and scores each group as soon as it is whole."""
+    """Collects completions of one batch and scores each group as soon as it is whole.
 
-    def __init__(self, ctx: RunContext, prompts: Sequence[Prompt], n: int, tasks: asyncio.TaskGroup) -> None:
+    `reward`: Who scores; by default the run's reward services, on training's account.
+    """
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        prompts: Sequence[Prompt],
+        n: int,
+        tasks: asyncio.TaskGroup,
+        reward: Reward | None = None,
+    ) -> None:
         self._ctx = ctx
+        self._reward = ctx.services.reward if reward is None else reward
         self._prompts = {prompt.group: prompt for prompt in prompts}
         self._n = n
         self._tasks = tasks
@@ -67,27 +75,14 @@ class RewardStage:
         if not requests:
             return
         async with self._slots:
-            results = await self._ctx.services.reward.score(requests, deadline_s=self._ctx.deadline_s)
+            results = await self._reward.score(requests, deadline_s=self._ctx.deadline_s)
         for result in results:
             self.outcomes[result.sample_id] = result.outcome
+
+    def by_source(self) -> list[tuple[str, Outcome]]:
+        """All outcomes so far, each with its data source."""
+        return [(self._prompts[sample.group].data_source, outcome) for sample, outcome in self.outcomes.items()]
 
     def results(self) -> list[ScoreResult]:
         """All outcomes so far, by sample."""
         return [ScoreResult(sample, outcome) for sample, outcome in self.outcomes.items()]
-
-
-def check_failures(outcomes: Mapping[SampleId, Outcome], max_error_rate: float) -> dict[str, float]:
-    """Metrics of verifier failures. Raises RewardsUnusableError when more than `max_error_rate` of a batch failed."""
-    failures = [outcome for outcome in outcomes.values() if isinstance(outcome, Failed)]
-    rate = len(failures) / max(len(outcomes), 1)
-    if failures and rate > max_error_rate:
-        (reason, count), *_ = Counter(failure.reason for failure in failures).most_common(1)
-        example = next(failure.message for failure in failures if failure.reason == reason)
-        raise RewardsUnusableError(
-            f"{len(failures)} of {len(outcomes)} samples could not be judged (argosy.reward.max_error_rate="
-            f"{max_error_rate:g}); {count} times {reason!r}, for example: {example}"
-        )
-    metrics = {"reward/failed_fraction": rate}
-    for reason, count in Counter(failure.reason for failure in failures).items():
-        metrics[f"reward/failed/{reason}"] = float(count)
-    return metrics

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from argosy.controller.context import RunContext
+from argosy.controller.rewards.failures import FailureWindow, check_failures
 from argosy.controller.stages.prompt import make_requests, validation_params
-from argosy.controller.stages.reward import RewardStage, check_failures
+from argosy.controller.stages.reward import RewardStage
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.controller.validation_metrics import ValidationSample, validation_metrics
 from argosy.types.ids import SampleId
@@ -38,11 +39,14 @@ async def validate(ctx: RunContext, rollout: RolloutStage, prompts: Sequence[Pro
     batch_size = ctx.config.data.val_batch_size or len(prompts)
     completions: dict[SampleId, Completion] = {}
     outcomes: dict[SampleId, Outcome] = {}
+    router, limits = ctx.services.router, ctx.config.argosy.reward
+    reward = ctx.services.reward if router is None else router.validation()
+    failing = FailureWindow(limits.max_error_rate, limits.error_window)
     for start in range(0, len(prompts), batch_size):
         part = prompts[start : start + batch_size]
         requests = make_requests(part, n, validation_params(ctx.config), "val", chosen.max_model_len)
         async with asyncio.TaskGroup() as tasks:
-            rewards = RewardStage(ctx, part, n, tasks)
+            rewards = RewardStage(ctx, part, n, tasks, reward)
 
             async def sink(completion: Completion, rewards: RewardStage = rewards) -> None:
                 completions[completion.sample_id] = completion
@@ -50,12 +54,15 @@ async def validate(ctx: RunContext, rollout: RolloutStage, prompts: Sequence[Pro
 
             await rollout.generate(requests, sink)
         outcomes |= rewards.outcomes
-    failures = check_failures(outcomes, ctx.config.argosy.reward.max_error_rate)
+        failing.add(rewards.by_source())
+    failures = check_failures(outcomes, limits.max_error_rate)
     samples = [_sample(prompt, SampleId(*_ids(prompt), k), outcomes) for prompt in prompts for k in range(n)]
     judged = [sample for sample in samples if sample is not None]
     metrics = validation_metrics(judged)
     metrics["val-aux/unjudged_fraction"] = 1 - len(judged) / max(len(samples), 1)
     metrics["val-aux/failed_fraction"] = failures["reward/failed_fraction"]
+    if router is not None:
+        metrics |= {f"val-aux/{name}": value for name, value in router.drain_validation().items()}
     return ValidationResult(step, metrics, _per_prompt(judged), completions, outcomes)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from argosy.config import Config, load
-from argosy.controller.stages.reward import RewardsUnusableError
+from argosy.controller.rewards.failures import RewardsUnusableError
 from argosy.reward import pool
 from argosy.reward.build import build_core, reward_options
 from argosy.reward.custom import LoadedFunction

@@ -137,7 +137,7 @@ def test_remote_pools_are_waited_for_not_started(job: Config) -> None:
         "argosy.membership.endpoints": ["etcd:2379"], "argosy.membership.prefix": "/mine",
     })  # fmt: skip
     assert [name for name in children(config) if name.startswith("rollout")] == ["rollout-here-0"]
-    assert remote_counts(config) == {"there": 2}
+    assert remote_counts(config) == {("rollout", "there"): 2}
     assert problems(config) == ""
     assert "argosy.pools.there.remote" in problems(config.with_values({"argosy.colocated": True}))
 
