@@ -14,6 +14,7 @@ from typing import Any
 
 from argosy.reward.custom import CustomFunction
 from argosy.reward.pool import PoolOptions, WorkerPool
+from argosy.reward.sandbox.options import SandboxOptions
 from argosy.reward.verifiers import find_verifier, known_sources
 from argosy.types.errors import InvalidInputError
 from argosy.types.ids import SampleId
@@ -27,9 +28,11 @@ class RewardOptions:
     pool: PoolOptions = field(default_factory=PoolOptions)
     custom: CustomFunction | None = None
     """Scores every sample in place of the built-in verifiers."""
+    sandbox: SandboxOptions = field(default_factory=SandboxOptions)
+    """Of the code verifiers."""
     memory_limit_bytes: int = 4 * 1024**3
     """Bound on a worker's heap, after imports; 0 is no bound."""
-    cpu_limit_s: float = 3.0
+    cpu_limit_s: float = 1.0
     """Processor seconds for a built-in verifier on one answer; one that needs more is too costly to evaluate: 0."""
     max_batch_size: int = 256
     """What clients are told to send at most in one call."""
@@ -73,6 +76,8 @@ class RewardScorers:
         custom = self._options.custom
         settings = {
             "custom": None if custom is None else asdict(custom),
+            "sandbox": asdict(self._options.sandbox),
+            "timeout_s": self._options.pool.timeout_s,
             "memory_limit_bytes": self._options.memory_limit_bytes,
             "cpu_limit_s": min(self._options.cpu_limit_s, self._options.pool.timeout_s / 2),
         }

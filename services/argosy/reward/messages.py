@@ -3,7 +3,7 @@
 JSON, because what a reward function returns must never be unpickled here. Standard input and output are not used, so
 that a function that prints can't disturb the protocol.
 
-    pool → worker   {"custom": {…} | null, "memory_limit_bytes": n, "cpu_limit_s": s}      once
+    pool → worker   {"custom": {…} | null, "sandbox": {…}, "memory_limit_bytes": n, …}     once
                     {"id": n, "verifier": source, "solution": …, "ground_truth": …, "extra_info": …}
     worker → pool   {"ready": true} | {"error": "why it can't start"}                      once
                     {"loading": true}, {"loading": false}                                  around a slow import

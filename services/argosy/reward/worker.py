@@ -17,8 +17,10 @@ from typing import Any, BinaryIO
 
 from argosy.reward.custom import CustomFunction, LoadedFunction
 from argosy.reward.messages import decode, encode, outcome_to_json
-from argosy.reward.verifiers import find_verifier
+from argosy.reward.sandbox.options import read_options
+from argosy.reward.verifiers import algebra, find_verifier
 from argosy.reward.verifiers.base import Verifier, judged
+from argosy.reward.verifiers.code import CODE
 from argosy.reward.verifiers.extraction import Answer
 from argosy.reward.verifiers.scoring import score
 from argosy.types.errors import ConfigError
@@ -62,6 +64,7 @@ def _scorer(settings: Mapping[str, Any], replies: BinaryIO) -> Scorer:
         return lambda request: function.score(
             request["data_source"], request["solution"], request["ground_truth"], request["extra_info"]
         )
+    CODE.configure(read_options(settings["sandbox"]), timeout_s=float(settings["timeout_s"]))
     return _BuiltIn(float(settings["cpu_limit_s"]), replies).score
 
 
@@ -81,6 +84,7 @@ class _BuiltIn:
         if verifier.name not in self._prepared:
             self._replies.write(encode({"loading": True}))
             verifier.prepare()
+            algebra.use_isolation()  # again after each import, so that the children share what was loaded
             self._prepared.add(verifier.name)
             self._replies.write(encode({"loading": False}))
         return self._bounded(verifier, request)
@@ -90,6 +94,7 @@ class _BuiltIn:
         machine's load doesn't count in it, so it can't turn a right answer into a 0 (cases A11, G11)."""
         # It fires again and again, for a raise inside a destructor or a callback is lost.
         signal.setitimer(signal.ITIMER_VIRTUAL, self._cpu_limit_s, 0.05)
+        algebra.begin_sample()
         try:
             return score(verifier, request["solution"], request["ground_truth"], request["extra_info"])
         except (_OutOfProcessorTime, MemoryError) as error:

@@ -21,12 +21,14 @@ from argosy.reward.verifiers import (
     questions,
 )
 from argosy.reward.verifiers.base import Verifier
+from argosy.reward.verifiers.code import CODE as SANDBOXED
 
 GSM8K = Verifier("gsm8k", numeric.verify, options=("method",))
 MATH = Verifier("math", maths.verify, maths.prepare)
 NUMINA = Verifier("numina", maths.verify, maths.prepare)
 DAPO = Verifier("math_dapo", dapo.verify, maths.prepare, options=("strict_box_verify",))
 GEOMETRY = Verifier("geometry3k", geometry.verify, maths.prepare)
+CODE = Verifier("code", SANDBOXED.verify, SANDBOXED.prepare)
 QUESTIONS = Verifier("searchR1", questions.verify_exact)
 
 VERIFIERS: dict[str, Verifier] = {
@@ -58,6 +60,12 @@ VERIFIERS: dict[str, Verifier] = {
     "searchR1_2wikimultihopqa": QUESTIONS,
     "searchR1_musique": QUESTIONS,
     "searchR1_bamboogle": QUESTIONS,
+    "codecontests": CODE,
+    "apps": CODE,
+    "codeforces": CODE,
+    "taco": CODE,
+    "livecodebench": CODE,
+    "argosy/code": CODE,
     "argosy/normalised_match": QUESTIONS,
     "argosy/token_f1": Verifier("token_f1", questions.verify_f1),
     "argosy/multiple_choice": Verifier("multiple_choice", choice.verify),

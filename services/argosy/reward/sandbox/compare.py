@@ -1,0 +1,93 @@
+"""Whether an output is the expected one. Runs in the worker, on plain data only.
+
+Programs: the same tokens (split at white space) in the same order; a token is right if it is the same text, or the same
+number: exactly for integers, within 1e-6 (absolute, or relative to the expected one) where the expected one is written
+with a point or an exponent. Line breaks, trailing spaces and blank lines don't count; upper and lower case do.
+
+Functions: the same value; tuples are lists, sets have no order, True is 1, keys of mappings are compared as JSON writes
+them. Numbers as above: within 1e-6 where the expected one is a float, else exactly.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from argosy.reward.sandbox.plain import Bag
+
+TOLERANCE = 1e-6
+_DECIMAL = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d{1,4})?")
+_MOST_DIGITS = 400
+"""Longer tokens are compared as texts: turning digits into a number takes quadratic time."""
+
+
+def same_output(actual: str, expected: str) -> bool:
+    """Standard output, token by token."""
+    found, wanted = actual.split(), expected.split()
+    return len(found) == len(wanted) and all(map(_same_token, found, wanted))
+
+
+def same_value(actual: Any, expected: Any) -> bool:
+    """A decoded claim and the dataset's value. Iterative, so that depth costs no stack."""
+    waiting = [(actual, expected)]
+    while waiting:
+        found, wanted = waiting.pop()
+        if isinstance(found, Bag):
+            found, wanted = _sorted_bags(found, wanted)
+        if isinstance(wanted, dict):
+            if not isinstance(found, dict):
+                return False
+            by_key = {_key(key): value for key, value in found.items()}
+            expected_by_key = {_key(key): value for key, value in wanted.items()}
+            if len(by_key) != len(found) or by_key.keys() != expected_by_key.keys():
+                return False
+            waiting += [(by_key[key], value) for key, value in expected_by_key.items()]
+        elif isinstance(wanted, list | tuple):
+            if not isinstance(found, list) or len(found) != len(wanted):
+                return False
+            waiting += zip(found, wanted, strict=True)
+        elif not _same_scalar(found, wanted):
+            return False
+    return True
+
+
+def _same_token(found: str, wanted: str) -> bool:
+    if found == wanted:
+        return True
+    if max(len(found), len(wanted)) > _MOST_DIGITS or not (_DECIMAL.fullmatch(found) and _DECIMAL.fullmatch(wanted)):
+        return False
+    if any(mark in wanted for mark in ".eE"):
+        return _close(float(found), float(wanted))
+    return not any(mark in found for mark in ".eE") and int(found) == int(wanted)
+
+
+def _same_scalar(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, str) or wanted is None:
+        return type(found) is type(wanted) and bool(found == wanted)
+    if not isinstance(found, int | float):
+        return False
+    if isinstance(wanted, float):
+        try:
+            return _close(float(found), wanted)
+        except OverflowError:
+            return False
+    return bool(found == wanted)
+
+
+def _close(found: float, wanted: float) -> bool:
+    if not (math.isfinite(found) and math.isfinite(wanted)):
+        return found == wanted or (math.isnan(found) and math.isnan(wanted))
+    return abs(found - wanted) <= TOLERANCE * max(1.0, abs(wanted))
+
+
+def _sorted_bags(found: list[Any], wanted: Any) -> tuple[list[Any], Any]:
+    if not isinstance(wanted, list | tuple):
+        return found, wanted
+    return sorted(found, key=repr), sorted(wanted, key=repr)
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, str):
+        return key
+    return {True: "true", False: "false", None: "null"}[key] if key is None or isinstance(key, bool) else repr(key)

@@ -1,0 +1,100 @@
+"""Plain data as bytes, by exact types: what goes into the sandbox as arguments and comes out as claims.
+
+    n                None          t f      True, False
+    i<hex>;          int           d<hex>;  float (`float.hex`)
+    s<n>:<n bytes>   str, UTF-8    [ … ]    list, tuple
+    ( … )            set           { k v … }  dict
+
+No method of an object of the program's own is ever called: an int subclass, or an object that says it equals
+everything, has no encoding (case G7). Both sides are iterative or bounded in depth.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+MOST_DEPTH = 100
+_SEQUENCES: tuple[type, ...] = (list, tuple, collections.deque)
+_SETS: tuple[type, ...] = (set, frozenset)
+_MAPPINGS: tuple[type, ...] = (dict, collections.defaultdict, collections.OrderedDict, collections.Counter)
+
+
+class NotPlainError(ValueError):
+    """The value, or the bytes, are no plain data."""
+
+
+def encode(value: object, depth: int = 0) -> bytes:
+    """Raises NotPlainError for any other type, and for what is nested deeper than 100."""
+    kind = type(value)
+    if value is None:
+        return b"n"
+    if kind is bool:
+        return b"t" if value else b"f"
+    if kind is int:
+        return b"i%s;" % int.__format__(value, "x").encode()  # type: ignore[arg-type]
+    if kind is float:
+        return b"d%s;" % float.hex(value).encode()  # type: ignore[arg-type]
+    if kind is str:
+        text = str.encode(value, "utf-8", "surrogatepass")  # type: ignore[arg-type]
+        return b"s%d:%s" % (len(text), text)
+    if depth >= MOST_DEPTH:
+        raise NotPlainError(f"nested deeper than {MOST_DEPTH}")
+    if kind in _SEQUENCES:
+        return b"[%s]" % b"".join([encode(item, depth + 1) for item in _items(kind, value)])
+    if kind in _SETS:
+        return b"(%s)" % b"".join([encode(item, depth + 1) for item in _items(kind, value)])
+    if kind in _MAPPINGS:
+        pairs: Iterable[tuple[object, object]] = dict.items(value)  # type: ignore[arg-type]
+        return b"{%s}" % b"".join([encode(item, depth + 1) for pair in pairs for item in pair])
+    raise NotPlainError(f"a {kind.__name__} is no plain data")
+
+
+def _items(kind: type, value: object) -> Iterator[object]:
+    return kind.__iter__(value)  # type: ignore[attr-defined, no-any-return]
+
+
+def decode(data: bytes) -> Any:
+    """The value: sequences as lists, sets as frozensets in a `Bag`, mappings as dicts with keys as they were written.
+
+    Raises NotPlainError.
+    """
+    try:
+        value, end = _decode(data, 0, 0)
+    except (IndexError, ValueError, OverflowError, TypeError) as error:
+        raise NotPlainError(f"broken data: {error!r}") from None
+    if end != len(data):
+        raise NotPlainError("broken data: something follows the value")
+    return value
+
+
+class Bag(list[Any]):
+    """The members of a set, in no order."""
+
+
+def _decode(data: bytes, start: int, depth: int) -> tuple[Any, int]:
+    tag, place = data[start : start + 1], start + 1
+    if tag in (b"n", b"t", b"f"):
+        return {b"n": None, b"t": True, b"f": False}[tag], place
+    if tag in (b"i", b"d"):
+        end = data.index(b";", place)
+        text = data[place:end].decode("ascii")
+        return (int(text, 16) if tag == b"i" else float.fromhex(text)), end + 1
+    if tag == b"s":
+        colon = data.index(b":", place, place + 20)
+        end = colon + 1 + int(data[place:colon])
+        if not colon < end <= len(data):
+            raise NotPlainError("broken data: a text is cut")
+        return data[colon + 1 : end].decode("utf-8", "surrogatepass"), end
+    if tag not in (b"[", b"(", b"{") or depth >= MOST_DEPTH:
+        raise NotPlainError(f"broken data: {tag!r} at byte {start}, depth {depth}")
+    closing = {b"[": ord("]"), b"(": ord(")"), b"{": ord("}")}[tag]
+    items: list[Any] = Bag() if tag == b"(" else []
+    while data[place] != closing:
+        item, place = _decode(data, place, depth + 1)
+        items.append(item)
+    if tag == b"{":
+        pairs = iter(items)
+        return dict(zip(pairs, pairs, strict=True)), place + 1
+    return items, place + 1

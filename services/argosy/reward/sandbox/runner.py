@@ -1,0 +1,189 @@
+"""`Sandbox`: the worker's side. Keeps a keeper and one cell in advance, and gives out `Job`s (see `job`).
+
+For one thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from argosy.reward.sandbox import messages, rootfs
+from argosy.reward.sandbox.cell import Parts
+from argosy.reward.sandbox.job import Cell, Job, Program
+from argosy.reward.sandbox.options import SandboxError, SandboxOptions, SandboxUnavailableError
+
+_START_S = 30.0
+_SOURCES = str(Path(__file__).resolve().parents[3])
+_BEGIN = f"import sys; sys.path.insert(0, {_SOURCES!r}); from argosy.reward.sandbox import keeper; sys.path.pop(0); "
+_BEGIN += "sys.exit(keeper.main(sys.argv[1:]))"
+ENVIRONMENT: Mapping[str, str] = {
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "MALLOC_ARENA_MAX": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+    "TMPDIR": "/tmp",
+}
+"""All that programs find; the same string hashes in every run, so that a score can be repeated."""
+
+
+class Sandbox:
+    """Starts programs in cells. `close` it when done."""
+
+    def __init__(self, options: SandboxOptions) -> None:
+        self.options = options
+        self.parts: Parts = {}
+        """What is isolated, after `start`: part → True, or why not."""
+        self.packages = tuple(_site_packages()) if options.site_packages else ()
+        self.paths = tuple(rootfs.visible_paths((*_interpreter_paths(), *self.packages)))
+        """What programs see of this machine's files."""
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the keeper unless it runs. Raises SandboxUnavailableError if isolation is required and isn't there,
+        SandboxError if it doesn't start."""
+        if self._keeper is not None and self._keeper.poll() is None:
+            return
+        self.close()
+        ours, theirs = messages.pair()
+        try:
+            with theirs:
+                self._keeper = subprocess.Popen(
+                    [
+                        os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _BEGIN,
+                        str(theirs.fileno()), self.options.isolation, str(self.options.tmp_bytes), *self.paths,
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,
+                    cwd="/",
+                    env=dict(ENVIRONMENT),
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )  # fmt: skip
+        except OSError as error:
+            ours.close()
+            raise SandboxError(f"the system can't start the sandbox's keeper: {error}") from error
+        self._control = ours
+        ours.settimeout(_START_S)
+        try:
+            first, _ = messages.receive(ours)
+            if first["problem"] is None:
+                messages.send(ours, {"cell": True})
+        except (OSError, EOFError, ValueError, KeyError) as error:
+            self.close()
+            raise SandboxError(f"the sandbox's keeper didn't start: {error or type(error).__name__}") from error
+        self.parts = first["parts"]
+        if first["problem"] is not None:
+            self.close()
+            raise SandboxUnavailableError(
+                f"programs can't be isolated here: {first['problem']}. Run the reward service where user namespaces "
+                "are allowed, or set argosy.reward.sandbox.isolation=allowed_without to run code without"
+            )
+
+    def run(self, program: Program, *, deadline: float) -> Job:
+        """Start a program; end the job with `close` or as a context manager.
+
+        `deadline` is by time.monotonic(): a job that isn't over by then raises SandboxBusyError. Raises SandboxError.
+        """
+        self.start()
+        try:
+            cell, parts = self._take(deadline)
+        except (OSError, EOFError, ValueError, KeyError) as error:
+            self.close()
+            raise SandboxError(f"the sandbox gives no cell: {error or type(error).__name__}") from error
+        except BaseException:
+            self.close()
+            raise
+        self.parts = parts
+        folder = contextlib.ExitStack()
+        try:
+            isolated = parts["namespaces"] is True
+            path = "/tmp" if isolated else folder.enter_context(tempfile.TemporaryDirectory(prefix="argosy-sandbox-"))
+            if not isolated:
+                os.chmod(path, 0o777 if os.geteuid() == 0 else 0o700)  # as root, programs run as nobody
+            return Job(cell, program, self._spec(program, path), self.options, deadline, folder)
+        except BaseException:
+            cell.end()
+            folder.close()
+            raise
+
+    def close(self) -> None:
+        """End the keeper and its cells. May be called again; the next run starts another."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._keeper is not None:
+            self._keeper.kill()
+            self._keeper.wait()
+            self._keeper = None
+
+    def _take(self, deadline: float) -> tuple[Cell, Parts]:
+        """The cell that was made in advance; ask for the next one."""
+        assert self._control is not None
+        self._control.settimeout(max(0.01, min(_START_S, deadline - time.monotonic())))
+        message, descriptors = messages.receive(self._control)
+        messages.send(self._control, {"cell": True})
+        if "error" in message:
+            raise OSError(message["error"])
+        cell = Cell(socket.socket(fileno=descriptors[0]), descriptors[1])
+        try:
+            return cell, cell.wait_ready(deadline)
+        except BaseException:
+            cell.end()
+            raise
+
+    def _spec(self, program: Program, folder: str) -> bytes:
+        options = self.options
+        return json.dumps(
+            {
+                "folder": folder,
+                "files": dict(program.files),
+                "code": program.code,
+                "calls": program.function is not None,
+                "function": program.function,
+                "argv": [part.replace("{folder}", folder) for part in program.argv],
+                "packages": self.packages,
+                "environment": dict(ENVIRONMENT) | {"HOME": folder, "TMPDIR": folder},
+                "output_file": program.output_file,
+                "output_bytes": options.output_bytes,
+                "limits": {
+                    "cpu_s": program.cpu_s or options.sample_timeout_s,
+                    "memory_bytes": options.memory_bytes,
+                    "tmp_bytes": options.tmp_bytes,
+                    "process_count": options.process_count,
+                    "bound_address_space": program.bound_address_space,
+                },
+            }
+        ).encode()
+
+
+def _interpreter_paths() -> list[str]:
+    return [sys.base_prefix, os.path.realpath(sys.executable)]
+
+
+def _site_packages() -> list[str]:
+    found = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    return list(dict.fromkeys(path for path in found if path and os.path.isdir(path)))

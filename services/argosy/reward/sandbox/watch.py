@@ -1,0 +1,66 @@
+"""What all processes of a cell use together, read from its /proc: limits of one process say nothing about the sum."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_SHARED_BYTES = 12 * 1024**2
+"""What each process has of the interpreter's pages without using memory of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A moment's sums."""
+
+    cpu_s: float
+    memory_bytes: int
+    delay_s: float
+    """Longest time that a process of the cell was ready to run and had to wait for a processor, since its start."""
+
+
+class Watch:
+    """Looks at one cell: through its own /proc, or, where it has none, at pid 1's descendants in ours."""
+
+    def __init__(self, first_pid: int, proc: int | None) -> None:
+        self._folder = "/proc" if proc is None else f"/proc/self/fd/{proc}"
+        self._first = first_pid if proc is None else 1
+        self._whole = proc is not None
+
+    def usage(self) -> Usage:
+        """Sums over the processes that are there now; those that ended count by their processor time."""
+        cpu_ticks, pages, delay_ns = 0, 0, 0
+        for pid in self._pids():
+            with contextlib.suppress(OSError, IndexError, ValueError):  # it ended meanwhile
+                fields = self._read(pid, "stat").rpartition(b")")[2].split()
+                own, of_children = map(int, fields[11:13]), map(int, fields[13:15])
+                cpu_ticks += sum(of_children) if pid == self._first else sum(own) + sum(of_children)
+                if pid != self._first:
+                    pages += max(0, int(fields[21]) - _SHARED_BYTES // _PAGE_BYTES)
+                    delay_ns = max(delay_ns, int(self._read(pid, "schedstat").split()[1]))
+        return Usage(cpu_ticks / _TICKS_PER_S, pages * _PAGE_BYTES, delay_ns / 1e9)
+
+    def _pids(self) -> Iterator[int]:
+        with contextlib.suppress(OSError):  # the cell is gone
+            found = [int(name) for name in os.listdir(self._folder) if name.isdecimal()]
+            yield from found if self._whole else self._descendants(found)
+
+    def _descendants(self, pids: list[int]) -> Iterator[int]:
+        children: dict[int, list[int]] = {}
+        for pid in pids:
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                parent = int(self._read(pid, "stat").rpartition(b")")[2].split()[1])
+                children.setdefault(parent, []).append(pid)
+        waiting = [self._first]
+        while waiting:
+            pid = waiting.pop()
+            yield pid
+            waiting += children.pop(pid, [])
+
+    def _read(self, pid: int, name: str) -> bytes:
+        with open(f"{self._folder}/{pid}/{name}", "rb", buffering=0) as file:
+            return file.read(4096)
