@@ -40,7 +40,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> ToyJob:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("program", ["inside.py", "sharded.py"])
+@pytest.mark.parametrize("program", ["inside.py", "lora.py", "sharded.py"])
 def test_the_engine_by_itself(program: str) -> None:
     done = subprocess.run(
         [str(ENGINES_PYTHON), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(PROGRAMS / program)],

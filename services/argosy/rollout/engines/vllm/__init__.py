@@ -11,6 +11,7 @@
     counts.py       how full its cache is, from vLLM's statistics
     receiving.py    collective transfers, which the first worker receives
     weights.py      weights on their way to the workers, and our copy of them
+    lora.py         the engine with vLLM's own LoRA: adapters beside the weights
     segment.py      shared memory in which they lie
     worker.py       our part inside vLLM's worker processes: joins collectives, takes weights from the segment
     noise.py        our part inside vLLM's sampler: noise keyed by sample and position
@@ -34,14 +35,17 @@ __all__ = ["make", "options_of"]
 def make(config: Config, decode: Decode, *, start_stale: bool = True) -> VllmEngine:
     """The engine that a configuration asks for; `start` loads it."""
     from argosy.rollout.engines.vllm.engine import VllmEngine
+    from argosy.rollout.engines.vllm.lora import VllmLoraEngine
 
-    return VllmEngine(options_of(config, start_stale=start_stale), decode)
+    options = options_of(config, start_stale=start_stale)
+    return VllmLoraEngine(options, decode) if options.lora_rank else VllmEngine(options, decode)
 
 
 def options_of(config: Config, *, start_stale: bool = True) -> VllmOptions:
     """The engine's settings in a run's configuration."""
     from argosy.rollout.engines.vllm.options import VllmOptions
 
+    kwargs = config.actor_rollout_ref.rollout.engine_kwargs.get("vllm") or {}
     service, rollout, model = config.argosy.rollout, config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     return VllmOptions(
         model_path=model.path,
@@ -57,7 +61,9 @@ def options_of(config: Config, *, start_stale: bool = True) -> VllmOptions:
         prefill_token_budget=service.prefill_token_budget,
         enable_chunked_prefill=rollout.enable_chunked_prefill,
         enable_prefix_caching=rollout.enable_prefix_caching,
-        engine_kwargs=rollout.engine_kwargs.get("vllm") or {},
+        engine_kwargs=kwargs,
+        lora_rank=model.lora_rank if kwargs.get("enable_lora", True) else 0,
+        lora_modules=tuple(model.target_modules),
         start_stale=start_stale,
         swap_timeout_s=config.argosy.rpc.deadline_s,
         trust_remote_code=model.trust_remote_code,

@@ -15,6 +15,8 @@ BLOCK_TOKENS = 128
 """vLLM's block of the cache on CPUs."""
 _SPARE_BLOCKS = 8
 """Beyond what the running samples need: vLLM keeps one block for itself, and shared prompts may wait in the rest."""
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's max_lora_rank."""
 _GPU_SHARE = 0.5
 """verl's default of gpu_memory_utilization."""
 _EXTENSION = "argosy.rollout.engines.vllm.worker.WorkerExtension"
@@ -26,9 +28,13 @@ _OWN = {
     "skip_tokenizer_init": "token ids go in and out",
     "generation_config": "sampling is set in each request",
     "speculative_config": "draft models take no weight updates yet",
-    "enable_lora": "adapters are merged into the weights that come",
+    "max_lora_rank": "set actor_rollout_ref.model.lora_rank",
+    "max_loras": "there is one adapter, the policy's",
+    "max_cpu_loras": "there is one adapter, the policy's",
 }
 """Engine arguments that engine_kwargs can't set, and why."""
+LORA = "enable_lora"
+"""The engine argument that chooses between vLLM's own LoRA and merged adapters."""
 _ROLLOUT = "actor_rollout_ref.rollout"
 _PLACES = {
     "model": "actor_rollout_ref.model.path",
@@ -74,6 +80,8 @@ def engine_arguments(options: VllmOptions, context_len: int, *, on_cpu: bool) ->
     }
     if options.override_config:
         chosen["hf_overrides"] = dict(options.override_config)
+    if options.lora_rank:
+        chosen |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _room_for(options.lora_rank)}
     chosen |= _memory(options, context_len, on_cpu=on_cpu)
     return chosen | _extra(options)
 
@@ -99,8 +107,19 @@ def _memory(options: VllmOptions, context_len: int, *, on_cpu: bool) -> dict[str
     return {"kv_cache_memory_bytes": blocks * BLOCK_TOKENS * per_worker}
 
 
+def _room_for(rank: int) -> int:
+    """The least of vLLM's ranks that has room for it. InvalidInputError if none has."""
+    for room in _RANKS:
+        if room >= rank:
+            return room
+    raise InvalidInputError(
+        f"actor_rollout_ref.model.lora_rank: got {rank}, and vLLM's own LoRA takes at most {_RANKS[-1]}; set "
+        "actor_rollout_ref.rollout.engine_kwargs.vllm.enable_lora=false to have adapters merged"
+    )
+
+
 def _extra(options: VllmOptions) -> dict[str, Any]:
-    given = {name: value for name, value in options.engine_kwargs.items() if value is not None}
+    given = {name: value for name, value in options.engine_kwargs.items() if value is not None and name != LORA}
     for name in given:
         reason = _OWN.get(name) or (f"set {_PLACES[name]}" if name in _PLACES else "")
         if reason:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +127,8 @@ class VllmEngine:
         """See the Protocol. Takes ten seconds to minutes."""
         try:
             await asyncio.to_thread(self._launch)
-            self._keyed_noise = await make_ready(self._llm, self._options, self._facts)
+            await self._prepare()
+            self._keyed_noise = await make_ready(self._llm, self._options, self._facts, self._flights.lora_request)
             if not self._options.start_stale:
                 manifest = await asyncio.to_thread(describe_files, self._options)
                 await self._serve(manifest.version)
@@ -142,6 +143,9 @@ class VllmEngine:
         self._llm, self._on_cpu = launched.llm, launched.on_cpu
         if self._closed:
             launched.llm.shutdown()
+
+    async def _prepare(self) -> None:
+        """What has to be there before the first sample."""
 
     async def _serve(self, version: PolicyVersion) -> None:
         await self._llm.update_weight_version(name_of(version))
@@ -288,23 +292,30 @@ class VllmEngine:
             raise StateError("this engine has no current weights that some of them could be replaced in", state="stale")
         async with self._swapping:
             await self._weights.lay_out(tensors)
-            limit = asyncio.timeout(self._options.swap_timeout_s)
-            try:
-                async with limit:
-                    await self._hold()
-                    self._flights.version = None
-                    await self._weights.put_in(self._llm)
-                    await self._serve(version)
-            except Exception as error:
-                if limit.expired():  # its workers hang: nothing that vLLM is asked would be answered
-                    hung = UnavailableError(f"vLLM has not put new weights in in {self._options.swap_timeout_s:g} s")
-                    self._fail(hung)
-                    raise hung from error
-                await self._end(None, FinishReason.FAILED, f"new weights could not be put in: {error}")
-                raise InternalError(f"vLLM could not take version {version.short}: {error}") from error
-            finally:
-                if not self._failed.done():
-                    await self._go_on()
+            await self._replace(self._put_weights_in, version)
+
+    async def _put_weights_in(self) -> None:
+        await self._weights.put_in(self._llm)
+
+    async def _replace(self, put_in: Callable[[], Awaitable[None]], version: PolicyVersion) -> None:
+        """Hold the samples, change what they are sampled by, and serve it as a version; stale if that fails."""
+        limit = asyncio.timeout(self._options.swap_timeout_s)
+        try:
+            async with limit:
+                await self._hold()
+                self._flights.version = None
+                await put_in()
+                await self._serve(version)
+        except Exception as error:
+            if limit.expired():  # its workers hang: nothing that vLLM is asked would be answered
+                hung = UnavailableError(f"vLLM has not put new weights in in {self._options.swap_timeout_s:g} s")
+                self._fail(hung)
+                raise hung from error
+            await self._end(None, FinishReason.FAILED, f"new weights could not be put in: {error}")
+            raise InternalError(f"vLLM could not take version {version.short}: {error}") from error
+        finally:
+            if not self._failed.done():
+                await self._go_on()
 
     async def mark_stale(self) -> None:
         """See the Protocol."""

@@ -51,6 +51,8 @@ class Flights:
         self._number = 0
         self.version: PolicyVersion | None = None
         """What the tokens that come in were sampled by."""
+        self.lora_request: Any = None
+        """The adapter that every sample runs with, as vLLM is told of it."""
         self.generated_token_count = 0
         self.prompt_token_count = 0
         self.prompt_cached_token_count = 0
@@ -108,7 +110,7 @@ class Flights:
         request = flight.sample.request
         prompt = prompt_of((*request.prompt_ids, *flight.sample.token_ids))
         # vLLM puts the smallest number first.
-        answers = llm.generate(prompt, params, flight.id, priority=-request.priority)
+        answers = llm.generate(prompt, params, flight.id, priority=-request.priority, lora_request=self.lora_request)
         try:
             async with contextlib.aclosing(answers) as outputs:  # leaving it before its end aborts the request
                 async for output in outputs:

@@ -62,7 +62,7 @@ def launch(options: VllmOptions, facts: ModelFacts, usage: Usage) -> Launched:
     return Launched(llm, on_cpu)
 
 
-async def make_ready(llm: Any, options: VllmOptions, facts: ModelFacts) -> bool:
+async def make_ready(llm: Any, options: VllmOptions, facts: ModelFacts, lora_request: Any) -> bool:
     """Key the noise by sample and draw a few tokens each way, so that nothing is compiled or allocated under the first
     real request; whether the noise is keyed.
 
@@ -73,7 +73,7 @@ async def make_ready(llm: Any, options: VllmOptions, facts: ModelFacts) -> bool:
 
     try:
         keyed = all(await llm.collective_rpc("argosy_key_noise"))
-        await _draw_some(llm, facts)
+        await _draw_some(llm, facts, lora_request)
     except (EngineDeadError, EngineGenerateError) as error:
         raise InvalidInputError(
             f"vLLM has loaded model {options.model_path!r} but can't run it: {error} The lines above say why"
@@ -83,7 +83,7 @@ async def make_ready(llm: Any, options: VllmOptions, facts: ModelFacts) -> bool:
     return keyed
 
 
-async def _draw_some(llm: Any, facts: ModelFacts) -> None:
+async def _draw_some(llm: Any, facts: ModelFacts, lora_request: Any) -> None:
     ways = (
         SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True),
         SamplingParams(max_tokens=2, top_k=2, top_p=0.9, min_p=0.01, repetition_penalty=1.1, ignore_eos=True),
@@ -92,6 +92,6 @@ async def _draw_some(llm: Any, facts: ModelFacts) -> None:
     for k, params in enumerate(ways):
         request = GenerateRequest(SampleId(0, 0, k), (0,), params, purpose="warmup")
         chosen = to_vllm(request, stop_ids=(), limit=limit, vocab_size=facts.vocab_size)
-        async for _ in llm.generate(prompt_of(request.prompt_ids), chosen, f"warmup#{k}"):
+        async for _ in llm.generate(prompt_of(request.prompt_ids), chosen, f"warmup#{k}", lora_request=lora_request):
             pass
     await llm.reset_prefix_cache()

@@ -42,6 +42,10 @@ class VllmOptions:
     """Compute equal beginnings of prompts once."""
     engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """More engine arguments by vLLM's names. Those that we set ourselves are refused."""
+    lora_rank: int = 0
+    """Keep a LoRA adapter of at most this rank beside the weights; 0: adapters come merged into them."""
+    lora_modules: tuple[str, ...] = ()
+    """Names of modules that it may have, without their layers'; empty or "all-linear": any."""
     lineage: str = "main"
     """Lineage of the version that the model's own files are: step 0."""
     start_stale: bool = False
