@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -26,6 +26,8 @@ from argosy.types.batch import TrajectoryBatch
 from argosy.types.errors import InvalidInputError, StorageError
 
 HANG_S = 20.0
+LET_GO = threading.Event()
+"""Ends what hangs in this process, and not only in another rank's: see `_fail`."""
 PROGRAM = ("-m", "support.rank_program")
 
 
@@ -92,7 +94,10 @@ def _fail(how: str) -> None:
     if how == "babble":
         os.write(int(sys.argv[2]), b"\xff" * 64)
     if how == "hang":
-        time.sleep(HANG_S)
+        LET_GO.wait(HANG_S)
+        # Never into the collective: a thread that outlives its test would take part in the group of another test's
+        # trainer in the same process, whose ranks would then wait for each other in different collectives for ever.
+        raise TimeoutError("hung")
 
 
 def make(options: Any, rendezvous: Rendezvous) -> ModelessBackend:

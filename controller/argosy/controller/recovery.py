@@ -7,7 +7,9 @@
         manifest.json         every file with its size and SHA-256; written last
 
 A save goes to `.global_step_N.partial` and is renamed when complete, so that a crash leaves nothing that looks like a
-checkpoint. `latest_checkpointed_iteration.txt` (verl's name) is moved after that.
+checkpoint. `latest_checkpointed_iteration.txt` (verl's name) is moved after that, and only then is the oldest removed:
+a run that is killed in between leaves one more than it keeps, until its first save after the next start. What is
+removed is renamed first, so that nothing that is half removed looks like a checkpoint either.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,12 +136,13 @@ class CheckpointStore:
     def begin(self, step: int, folders: Iterable[str] = ("actor",)) -> Path:
         """A fresh working folder for a save, with one folder for each trainer.
 
-        Leftovers of interrupted saves are removed (case E3).
+        Leftovers of interrupted saves and removals are removed (case E3).
         """
         path = self._folder / f".global_step_{step}.partial"
         try:
-            for left_over in self._folder.glob(".global_step_*.partial"):
-                shutil.rmtree(left_over, ignore_errors=True)
+            for kind in ("partial", "removed"):
+                for left_over in self._folder.glob(f".global_step_*.{kind}"):
+                    shutil.rmtree(left_over, ignore_errors=True)
             for name in folders:
                 (path / name).mkdir(parents=True)
         except OSError as error:
@@ -179,7 +183,11 @@ class CheckpointStore:
         # Only this run's own, never beyond the newest: a stray folder of another run is not ours to count or delete.
         ours = [c for c in self.complete() if c.run_id == run_id and c.step <= newest]
         for checkpoint in ours[: -self._keep_count]:
-            shutil.rmtree(checkpoint.path, ignore_errors=True)
+            aside = self._folder / f".{checkpoint.path.name}.removed"
+            shutil.rmtree(aside, ignore_errors=True)
+            with suppress(OSError):  # on a disk that refuses it, the next save tries again
+                checkpoint.path.rename(aside)
+                shutil.rmtree(aside, ignore_errors=True)
 
 
 LATEST_KEY = "latest_checkpoint"

@@ -84,6 +84,34 @@ def test_e4_limit_holds_after_resume_and_strays_are_left_alone(tmp_path: Path) -
     assert steps(resumed) == [4, 99999]
 
 
+@pytest.mark.parametrize("moment", ["before", "while"])
+def test_e3_kill_before_or_while_the_oldest_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """One checkpoint too many, or half of one aside: the first save of the next start sets both right."""
+
+    def killed(path: Path, **_: object) -> None:
+        if path.exists():
+            raise SystemExit("killed")
+
+    store = CheckpointStore(tmp_path, 1)
+    save(store, 1)
+    with monkeypatch.context() as patch:
+        if moment == "before":
+            patch.setattr(store, "_prune", lambda *_, **__: killed(tmp_path))
+        else:
+            patch.setattr("argosy.controller.recovery.shutil.rmtree", killed)
+        with pytest.raises(SystemExit):
+            save(store, 2)
+    store = CheckpointStore(tmp_path, 1)
+    assert steps(store) == ([1, 2] if moment == "before" else [2])
+    assert (latest := store.latest()) is not None
+    assert latest.step == 2
+    save(store, 3)
+    assert steps(store) == [3]
+    assert not list(tmp_path.glob(".global_step_*"))
+
+
 def test_h5_explicit_path_problems_are_errors(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, None)
     with pytest.raises(ConfigError, match="there is no checkpoint folder"):

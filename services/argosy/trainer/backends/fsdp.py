@@ -37,7 +37,7 @@ from argosy.trainer.parallel.mesh import DATA, SEQUENCE, TENSOR, make_mesh
 from argosy.trainer.parallel.model import ParallelCritic
 from argosy.trainer.parallel.offload import offload_optimizer
 from argosy.trainer.ranks.partition import SequenceCost
-from argosy.trainer.ranks.rendezvous import Rendezvous, join, leave, rank_device
+from argosy.trainer.ranks.rendezvous import Rendezvous, in_step, join, leave, rank_device
 from argosy.trainer.sharded import local
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.errors import ConfigError
@@ -67,12 +67,13 @@ class FsdpBackend:
     def _build(self) -> None:
         options = self._options
         self._rank = distributed.get_rank()
-        self._mesh = make_mesh(options.parallel, self._device.type)
+        self._mesh = make_mesh(options.parallel, self._device.type, options.rank_timeout_s)
         if options.lora is not None and options.parallel.tensor_parallel > 1:
             raise ConfigError(f"LoRA goes with tensor_parallel_size=1, got {options.parallel.tensor_parallel}")
         self._hf_model, self._adapter = load_on_first_rank(options)
         self._tied = find_tied(self._hf_model.state_dict())
-        self._model = spread(self._hf_model, options, self._mesh)
+        with in_step(options.rank_timeout_s):
+            self._model = spread(self._hf_model, options, self._mesh)
         self._parameters: dict[str, nn.Parameter] = {
             name: parameter for name, parameter in self._hf_model.named_parameters() if parameter.requires_grad
         }

@@ -30,7 +30,7 @@ from argosy.trainer.backends.building import (
 from argosy.trainer.lora import LoraAdapter, add_lora
 from argosy.trainer.options import TrainerOptions
 from argosy.trainer.parallel.check import check_divided, probe
-from argosy.trainer.parallel.mesh import DATA, SEQUENCE, TENSOR
+from argosy.trainer.parallel.mesh import DATA, SEQUENCE, TENSOR, with_patience
 from argosy.trainer.parallel.model import ParallelCritic, ParallelPolicy
 from argosy.trainer.parallel.offload import parameter_policy
 from argosy.types.errors import ConfigError
@@ -137,14 +137,17 @@ def _shard_mesh(options: TrainerOptions, mesh: DeviceMesh) -> DeviceMesh:
     parallel, size = options.parallel, options.fsdp.shard_size
     ranks = parallel.data_parallel * parallel.sequence_parallel
     if size in (-1, ranks):
-        return mesh[DATA] if parallel.sequence_parallel == 1 else mesh[DATA, SEQUENCE]._flatten("shards")
+        if parallel.sequence_parallel == 1:
+            return mesh[DATA]
+        return with_patience(mesh[DATA, SEQUENCE]._flatten("shards"), options.rank_timeout_s)
     if size < 1 or ranks % size:
         raise ConfigError(f"fsdp_config.fsdp_size is {size}, which doesn't divide the {ranks} ranks that share data")
     if parallel.sequence_parallel * parallel.tensor_parallel > 1:
         raise ConfigError(
             f"fsdp_config.fsdp_size={size} of {ranks} ranks goes with neither sequence nor tensor parallel; wants -1"
         )
-    return init_device_mesh(mesh.device_type, (ranks // size, size), mesh_dim_names=("copies", "shards"))
+    shards = init_device_mesh(mesh.device_type, (ranks // size, size), mesh_dim_names=("copies", "shards"))
+    return with_patience(shards, options.rank_timeout_s)
 
 
 def _shard(network: ParallelNetwork, layers: list[nn.Module], options: TrainerOptions, mesh: DeviceMesh) -> None:

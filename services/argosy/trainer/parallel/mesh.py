@@ -46,15 +46,28 @@ class ParallelOptions:
         return self.world_size // (self.tensor_parallel * self.sequence_parallel)
 
 
-def make_mesh(options: ParallelOptions, device_type: str = "cpu") -> DeviceMesh:
+def make_mesh(options: ParallelOptions, device_type: str = "cpu", timeout_s: float | None = None) -> DeviceMesh:
     """The mesh ("data", "sequence", "tensor") over the ranks of the default process group.
 
     Call on every rank, after `torch.distributed.init_process_group`. Rank = (data · S + sequence) · T + tensor.
 
     Parameters are sharded (FSDP2) over data and sequence ranks together, `mesh["data", "sequence"]._flatten()`: both
     hold all of each layer's matrices, apart from tensor parallelism.
+
+    Args:
+        timeout_s: How long one collective of each dimension may take, as in `with_patience`.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
     shape = (options.data_parallel, options.sequence_parallel, options.tensor_parallel)
-    return init_device_mesh(device_type, shape, mesh_dim_names=(DATA, SEQUENCE, TENSOR))
+    return with_patience(init_device_mesh(device_type, shape, mesh_dim_names=(DATA, SEQUENCE, TENSOR)), timeout_s)
+
+
+def with_patience(mesh: DeviceMesh, timeout_s: float | None) -> DeviceMesh:
+    """The mesh, a collective of whose groups may take so long; None: PyTorch's 30 minutes."""
+    from argosy.trainer.ranks.rendezvous import set_patience
+
+    if timeout_s is not None:
+        for group in mesh.get_all_groups():
+            set_patience(timeout_s, group)
+    return mesh

@@ -80,17 +80,19 @@ class Fault:
         """Whether it is the same error on another rank: then the ranks are still in step."""
         return not self.died and (self.kind, self.message) == (other.kind, other.message)
 
-    def error(self, doing: str, silent: Sequence[int] = ()) -> ArgosyError:
+    def error(self, doing: str, silent: Sequence[int] = (), whereabouts: Sequence[str] = ()) -> ArgosyError:
         """The exception that the caller gets; of the same class if it is one of ours.
 
         Args:
             doing: The command that failed.
             silent: Ranks that have reported nothing, for which this one may have waited in vain.
+            whereabouts: Where the other ranks are.
         """
         what = self.message if self.died else f"{self.kind}: {self.message}"
         text = f"trainer rank {self.rank} failed in {doing}: {what}"
         if self.tail:
             text += f"\n{self.tail}"
+        text += "".join(f"\n{place}" for place in whereabouts)
         if silent and self.in_collective:
             text += (
                 f"\nrank {self.rank} waited in vain: no word from rank {', '.join(map(str, silent))}, which hangs, is "

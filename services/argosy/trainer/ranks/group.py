@@ -144,8 +144,10 @@ class RankGroup:
         self._thread.join()
         for rank in self._ranks:
             rank.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        with self._changed:
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._wake_write = -1
 
     # Rank 0's thread
 
@@ -181,7 +183,9 @@ class RankGroup:
         return not self._answers and all(fault.alike(self._faults[0]) for fault in self._faults)
 
     def _wake(self) -> None:
-        os.write(self._wake_write, b"!")
+        with self._changed:
+            if self._wake_write >= 0:  # a call that hung may come back after `close`, when the number is another file's
+                os.write(self._wake_write, b"!")
 
     # The watching thread
 
@@ -263,11 +267,17 @@ class RankGroup:
                 return
             cause = first_cause(self._faults)
             silent = [rank for rank in self._silent() if rank]
-            error = cause.error(self._doing, silent)
+            error = cause.error(self._doing, silent, self._whereabouts(cause) if cause.in_collective else ())
             if silent:
                 error.metadata["silent_ranks"] = ",".join(map(str, silent))
             _LOG.error("%s", error.message)
             self._end(error)
+
+    def _whereabouts(self, cause: Fault) -> list[str]:
+        """Of the ranks that one has waited for in vain: where they are, or what they have raised meanwhile."""
+        silent = self._silent()
+        told = [f"rank {other.rank} was at\n{other.tail}" for other in self._faults if other.rank != cause.rank]
+        return told + [rank.whereabouts() for rank in self._ranks if rank.rank in silent]
 
     def _end(self, error: ArgosyError) -> None:
         """Kill the other ranks and let everybody know why. With the lock held."""

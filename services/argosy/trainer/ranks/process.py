@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
+import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -15,6 +18,10 @@ from argosy.trainer.ranks.framing import Frame, FrameReader, Outgoing
 
 _READ_BYTES = 1 << 20
 _TAIL_LINES = 50
+_STACK_S = 0.5
+_STACK_LINES = 8
+SHOW_STACK = signal.SIGUSR1
+"""At which a rank prints where it is (faulthandler)."""
 _EXIT_S = 1.0
 """Between a process's closing of its pipes and its end."""
 
@@ -86,6 +93,18 @@ class RankProcess:
                 print(f"[rank {self.rank}] {text}", file=sys.stderr, flush=True)
         return piece != b""
 
+    def whereabouts(self) -> str:
+        """Ask a rank that hangs, and is to be killed, where it is: its innermost calls. Takes half a second at most."""
+        self._tail.clear()
+        self._process.send_signal(SHOW_STACK)
+        end = time.monotonic() + _STACK_S
+        while (left := end - time.monotonic()) > 0 and _is_readable(self.output_fd, left) and self.read_output():
+            pass
+        calls = [line for line in self._tail if line.startswith("  File ")]
+        if not calls:
+            return f"rank {self.rank} doesn't say where it is: it is stopped, or gets no processor"
+        return f"rank {self.rank} is at (innermost first)\n" + "\n".join(calls[:_STACK_LINES])
+
     def fault(self) -> Fault:
         """How it ended, once it has closed its pipes."""
         try:
@@ -124,10 +143,8 @@ def _read(fd: int) -> bytes | None:
         return None
 
 
-def _is_readable(fd: int) -> bool:
-    import select
-
-    return bool(select.select([fd], [], [], 0)[0])
+def _is_readable(fd: int, within_s: float = 0.0) -> bool:
+    return bool(select.select([fd], [], [], within_s)[0])
 
 
 def _import_paths() -> list[str]:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 from torch import distributed
-from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, ProcessGroup, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _set_pg_timeout  # type: ignore[attr-defined]
 
 from argosy.types.errors import ConfigError, StateError
 
 LOOPBACK = "127.0.0.1"
+START_S = 120.0
+"""For one exchange of a start, where no rank has anything else to do than to answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ def rank_device(name: str, rank: int, world_size: int) -> torch.device:
 
 
 def join(rendezvous: Rendezvous, device: torch.device) -> None:
-    """Make the default process group; blocks until all ranks are there.
+    """Make the default process group; blocks until all ranks are there, `START_S` at most.
 
     Raises StateError if this process is in one already: a process holds one multi-rank trainer.
     """
@@ -78,8 +83,28 @@ def join(rendezvous: Rendezvous, device: torch.device) -> None:
         store=rendezvous.store(),
         rank=rendezvous.rank,
         world_size=rendezvous.world_size,
-        timeout=timedelta(seconds=rendezvous.timeout_s),
+        timeout=timedelta(seconds=min(START_S, rendezvous.timeout_s)),
     )
+    set_patience(rendezvous.timeout_s)
+
+
+def set_patience(timeout_s: float, group: ProcessGroup | None = None) -> None:
+    """How long one collective of a group may take (None: of the default one). PyTorch gives new groups half an hour."""
+    _set_pg_timeout(timedelta(seconds=timeout_s), group)
+
+
+@contextmanager
+def in_step(timeout_s: float) -> Iterator[None]:
+    """Wait, as long as any collective may (`timeout_s`), until all ranks are here; inside, at most `START_S` for each.
+
+    For what ranks do at once after one of them has worked alone, such as reading the weights: ranks that don't come
+    together there are told apart from slow ones soon.
+    """
+    if distributed.get_world_size() > 1:
+        distributed.all_reduce(torch.zeros(1))
+    set_patience(min(START_S, timeout_s))
+    yield
+    set_patience(timeout_s)
 
 
 def leave() -> None:

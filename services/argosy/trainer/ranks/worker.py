@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 from argosy.trainer.ranks.faults import Fault
 from argosy.trainer.ranks.framing import Frame, Incoming, Outgoing
+from argosy.trainer.ranks.process import SHOW_STACK
 from argosy.trainer.ranks.records import from_plain, to_plain
 
 _PR_SET_PDEATHSIG = 1
@@ -33,6 +35,7 @@ def main(argv: list[str], make_backend: MakeBackend | None = None) -> int:
     """`argv`: file descriptor to read commands from, one to write answers to, process id of rank 0."""
     commands, answers, parent = Incoming(int(argv[0])), Outgoing(int(argv[1])), int(argv[2])
     end_with_parent(parent)
+    faulthandler.register(SHOW_STACK, all_threads=False)  # even from within a collective that hangs
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # rank 0 decides when a rank ends
     hello = commands.receive()

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from argosy.trainer.parallel.mesh import ParallelOptions
 from argosy.trainer.ranks.backend import RankedBackend
 from argosy.trainer.ranks.group import END_WITHIN_S
 from argosy.types.errors import ArgosyError, InternalError, InvalidInputError, StorageError, UnavailableError
-from support.rank_program import HANG_S, PROGRAM, make
+from support.rank_program import HANG_S, LET_GO, PROGRAM, make
 from support.training import grouped_batch
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -112,6 +113,8 @@ def test_a_rank_that_hangs_is_named_after_the_timeout() -> None:
         with pytest.raises(ArgosyError, match="rank 0 failed in optim_step") as caught:
             backend.optim_step(0.5)
         assert caught.value.metadata["silent_ranks"] == "1"
+        assert "rank 1 is at (innermost first)" in str(caught.value)
+        assert "rank_program.py" in str(caught.value).partition("rank 1 is at")[2]
         last = str(caught.value).splitlines()[-1]
         assert last.startswith("rank 0 waited in vain: no word from rank 1, "), "the cause, not gloo's timeout, is last"
         assert time.monotonic() - began < 2.0 + END_WITHIN_S + SLACK_S
@@ -122,7 +125,15 @@ async def test_a_caller_is_answered_even_if_rank_0_hangs() -> None:
     backend = start("all optim_step hang")
     computing = Computing()
     computing.watch(backend)
-    call = asyncio.ensure_future(computing.run(lambda: backend.optim_step(0.5)))
+    ended = threading.Event()
+
+    def step() -> None:
+        try:
+            backend.optim_step(0.5)
+        finally:
+            ended.set()
+
+    call = asyncio.ensure_future(computing.run(step))
     failed = asyncio.ensure_future(computing.wait_failed())
     await asyncio.sleep(0.2)
     began = time.monotonic()
@@ -132,6 +143,10 @@ async def test_a_caller_is_answered_even_if_rank_0_hangs() -> None:
     assert await failed is backend.failure.result()
     computing.close()
     assert time.monotonic() - began < END_WITHIN_S + SLACK_S < HANG_S
+    assert not ended.is_set(), "nobody has waited for rank 0"
+    LET_GO.set()
+    assert ended.wait(SLACK_S), "it comes back into a group that is closed, and goes no further"
+    LET_GO.clear()
 
 
 def test_ranks_work_together_until_one_dies() -> None:
