@@ -16,7 +16,7 @@ from argosy.reward.sandbox import messages
 from argosy.reward.sandbox.cell import Parts
 from argosy.reward.sandbox.options import SandboxBusyError, SandboxError, SandboxOptions
 from argosy.reward.sandbox.pipes import Pipes
-from argosy.reward.sandbox.watch import Usage, Watch
+from argosy.reward.sandbox.watch import Watch
 
 _ERROR_TAIL_BYTES = 4096
 _LOOK_S = 0.02
@@ -111,7 +111,7 @@ class Job:
         self.used_s = 0.0
         """Seconds that count against the limits."""
         self.output: bytes | None = None
-        self._closed = False
+        self._started = self._closed = False
         self._watch = Watch(cell.first_pid, cell.proc)
         self._pipes = Pipes()
         self._spec = os.memfd_create("job", os.MFD_CLOEXEC)
@@ -164,8 +164,8 @@ class Job:
 
         Raises SandboxBusyError at the deadline, SandboxError if the cell breaks.
         """
-        start = looked = time.monotonic()
-        before: Usage | None = None
+        start, looked = time.monotonic(), 0.0
+        before = self._watch.usage()
         spent = 0.0
         try:
             while not done():
@@ -176,10 +176,11 @@ class Job:
                 if now >= self._deadline:
                     used = f"{spent:.2f} s of its {limit_s:.2f} s in {now - start:.2f} s"
                     raise SandboxBusyError(f"the machine is too busy: a program could use {used}")
-                if now - looked < _LOOK_S or self.ended is not None:
+                if not self._started:  # until then it is our code that takes the time
+                    start, before = now, self._watch.usage()
+                if now - max(looked, start) < _LOOK_S or self.ended is not None:
                     continue
                 looked, usage = now, self._watch.usage()
-                before = before or usage
                 waited = max(0.0, usage.delay_s - before.delay_s)
                 spent = max(now - start - waited, usage.cpu_s - before.cpu_s)
                 if spent >= limit_s:
@@ -214,6 +215,7 @@ class Job:
             return
         if "error" in message:
             raise SandboxError(f"the program wasn't started: {message['error']}")
+        self._started = True
         if "status" in message:
             self._pipes.forget(control.fileno())
             self.ended = self.ended or Ended("exited", int(message["status"]))

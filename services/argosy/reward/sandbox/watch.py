@@ -20,7 +20,8 @@ class Usage:
     cpu_s: float
     memory_bytes: int
     delay_s: float
-    """Longest time that a process of the cell was ready to run and had to wait for a processor, since its start."""
+    """Time spent ready to run, but waiting for a processor: ours, pid 1's, and the longest of the program's processes'.
+    They have to happen one after another, so their sum is what a busy machine may have cost."""
 
 
 class Watch:
@@ -33,16 +34,22 @@ class Watch:
 
     def usage(self) -> Usage:
         """Sums over the processes that are there now; those that ended count by their processor time."""
-        cpu_ticks, pages, delay_ns = 0, 0, 0
+        cpu_ticks, pages, first_ns, longest_ns = 0, 0, 0, 0
         for pid in self._pids():
             with contextlib.suppress(OSError, IndexError, ValueError):  # it ended meanwhile
                 fields = self._read(pid, "stat").rpartition(b")")[2].split()
-                own, of_children = map(int, fields[11:13]), map(int, fields[13:15])
-                cpu_ticks += sum(of_children) if pid == self._first else sum(own) + sum(of_children)
-                if pid != self._first:
+                own, of_children = sum(map(int, fields[11:13])), sum(map(int, fields[13:15]))
+                cpu_ticks += of_children if pid == self._first else own + of_children
+                delay_ns = int(self._read(pid, "schedstat").split()[1])
+                if pid == self._first:
+                    first_ns = delay_ns
+                else:
                     pages += max(0, int(fields[21]) - _SHARED_BYTES // _PAGE_BYTES)
-                    delay_ns = max(delay_ns, int(self._read(pid, "schedstat").split()[1]))
-        return Usage(cpu_ticks / _TICKS_PER_S, pages * _PAGE_BYTES, delay_ns / 1e9)
+                    longest_ns = max(longest_ns, delay_ns)
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            own_ns = int(file.read().split()[1])
+        delay_s = (own_ns + first_ns + longest_ns) / 1e9
+        return Usage(cpu_ticks / _TICKS_PER_S, pages * _PAGE_BYTES, delay_s)
 
     def _pids(self) -> Iterator[int]:
         with contextlib.suppress(OSError):  # the cell is gone
