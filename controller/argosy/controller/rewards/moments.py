@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MIN_SPREAD = 1e-6
-"""Least standard deviation that scores are divided by: a service that always says the same gives 0, not noise."""
+"""Below it scores are only centred: after a hundred equal scores the first other one would be a million."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,9 @@ class Moments:
         return Moments(count, mean, squares)
 
     def normalized(self, score: float) -> float:
-        """(score - mean) / max(spread, 1e-6); the score itself while nothing is known."""
-        return (score - self.mean) / max(self.spread, MIN_SPREAD) if self.count else score
+        """(score - mean) / spread; score - mean where the spread is below 1e-6; the score while nothing is known."""
+        spread = self.spread
+        return (score - self.mean) / (spread if spread >= MIN_SPREAD else 1.0) if self.count else score
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint. JSON keeps every bit of a float."""

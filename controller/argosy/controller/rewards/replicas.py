@@ -8,53 +8,32 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from argosy.controller.rewards.calls import (
+    CallStats,
+    Replica,
+    call,
+    failed,
+    is_worth_another_server,
+    is_worth_repeating,
+    reason_of,
+)
 from argosy.roles.reward import Reward
 from argosy.rpc.retry import RetryPolicy
 from argosy.types.errors import (
     ArgosyError,
     DeadlineError,
-    InvalidInputError,
     MessageTooLargeError,
     OverloadedError,
-    StateError,
     UnavailableError,
 )
 from argosy.types.ids import SampleId
-from argosy.types.records import Failed, Outcome, RewardCapabilities, ScoreRequest
+from argosy.types.records import Outcome, RewardCapabilities, ScoreRequest
 
 log = logging.getLogger(__name__)
-
-PERMANENT = frozenset({"unknown_data_source", "bad_ground_truth", "too_large", "refused"})
-"""Reasons of failures that a repeat can't mend. All others are worth another try, unknown ones too: a service in
-another language has reasons of its own."""
 
 _REST_S = 5.0
 """A replica that couldn't be reached is left alone for so long while others are there."""
 _CAPABILITIES_DEADLINE_S = 30.0
-
-
-@dataclass(slots=True, eq=False)
-class Replica:
-    """One server."""
-
-    key: str
-    """Its member id or address."""
-    reward: Reward
-    in_flight: int = 0
-    """Samples that it is judging."""
-    rests_until: float = 0.0
-    """On time.monotonic's clock."""
-
-
-@dataclass(slots=True)
-class CallStats:
-    """What scoring cost; added up by whoever asks."""
-
-    calls: int = 0
-    seconds: float = 0.0
-    """Of all calls together."""
-    retried_calls: int = 0
-    retried_samples: int = 0
 
 
 @dataclass(slots=True)
@@ -121,27 +100,31 @@ class ReplicaSet:
         try:
             capabilities = await self.capabilities()
         except ArgosyError as error:
-            return dict.fromkeys([item.sample_id for item in items], _failed(error))
+            return dict.fromkeys([item.sample_id for item in items], failed(error))
         attempts = 1 if capabilities.repeat_forbidden else self._sample_attempts
         outcomes: dict[SampleId, Outcome] = {}
         pending: Sequence[ScoreRequest] = items
         avoided: set[str] = set()
+        size = capabilities.max_batch_size
         for attempt in range(1, attempts + 1):
-            found = await self._try(pending, capabilities, avoided, end, stats)
+            found = await self._try(pending, size, capabilities, avoided, end, stats)
             outcomes |= found.outcomes
-            pending = [item for item in pending if _is_worth_repeating(outcomes[item.sample_id])]
+            pending = [item for item in pending if is_worth_repeating(outcomes[item.sample_id])]
             wait_s = self._policy.backoff_s(attempt)
             if not pending or attempt == attempts or time.monotonic() + wait_s >= end:
                 break
             log.info("%s: %d samples failed and are tried again", self.name, len(pending))
             stats.retried_samples += len(pending)
             avoided = found.answered
+            if any(reason_of(outcomes[item.sample_id]) == "service_error" for item in pending):
+                size = 1  # one sample that a server can't take must not cost the others of its call
             await asyncio.sleep(wait_s)
         return outcomes
 
     async def _try(
         self,
         items: Sequence[ScoreRequest],
+        size: int,
         capabilities: RewardCapabilities,
         avoided: Collection[str],
         end: float,
@@ -149,7 +132,7 @@ class ReplicaSet:
     ) -> _Round:
         found = _Round()
         async with asyncio.TaskGroup() as tasks:
-            for batch in _batches(items, capabilities.max_batch_size):
+            for batch in _batches(items, size):
                 tasks.create_task(self._send(batch, capabilities, avoided, end, stats, found))
         return found
 
@@ -177,12 +160,18 @@ class ReplicaSet:
                 # Half of what is left, where another server could still do it in the other half.
                 share = 0.5 if attempt < attempts and len(self._replicas) > 1 else 1.0
                 try:
-                    found.outcomes |= await _call(replica, batch, left_s * share, stats)
+                    found.outcomes |= await call(replica, batch, left_s * share, stats)
                     found.answered.add(replica.key)
                     return
+                except MessageTooLargeError as problem:
+                    if len(batch) > 1:  # by halves, until the one that is too large is alone
+                        for half in _batches(batch, (len(batch) + 1) // 2):
+                            await self._send(half, capabilities, avoided, end, stats, found)
+                        return
+                    error = problem
                 except ArgosyError as problem:
                     error = problem
-                if not _is_worth_another_server(error):
+                if not is_worth_another_server(error):
                     found.answered.add(replica.key)
                     break
                 if not isinstance(error, OverloadedError):
@@ -194,7 +183,7 @@ class ReplicaSet:
             stats.retried_calls += 1
             log.warning("%s: a call failed and is tried again in %.2f s: %s", self.name, wait_s, error)
             await asyncio.sleep(wait_s)
-        found.outcomes |= dict.fromkeys([item.sample_id for item in batch], _failed(error))
+        found.outcomes |= dict.fromkeys([item.sample_id for item in batch], failed(error))
 
     def _wait_s(self, attempt: int, error: ArgosyError, tried: Collection[str]) -> float:
         """Nothing while there is a server that wasn't tried; else the back-off, and what an overloaded one asks for."""
@@ -213,49 +202,7 @@ class ReplicaSet:
         )
 
 
-async def _call(
-    replica: Replica, batch: Sequence[ScoreRequest], timeout_s: float, stats: CallStats
-) -> dict[SampleId, Outcome]:
-    replica.in_flight += len(batch)
-    started = time.monotonic()
-    try:
-        async with asyncio.timeout(timeout_s):
-            results = await replica.reward.score(batch, deadline_s=timeout_s)
-    except TimeoutError as error:
-        raise DeadlineError(f"{replica.key}: no answer within {timeout_s:.3g} s") from error
-    finally:
-        replica.in_flight -= len(batch)
-        stats.calls += 1
-        stats.seconds += time.monotonic() - started
-    replica.rests_until = 0.0
-    outcomes = {result.sample_id: result.outcome for result in results}
-    missing = Failed("bad_return", f"{replica.key} gave no result for this sample")
-    return {item.sample_id: outcomes.get(item.sample_id, missing) for item in batch}
-
-
 def _batches(items: Sequence[ScoreRequest], size: int) -> Iterator[Sequence[ScoreRequest]]:
     size = max(size, 1)
     for start in range(0, len(items), size):
         yield items[start : start + size]
-
-
-def _is_worth_repeating(outcome: Outcome) -> bool:
-    return isinstance(outcome, Failed) and outcome.reason not in PERMANENT
-
-
-def _is_worth_another_server(error: ArgosyError) -> bool:
-    return isinstance(error, UnavailableError | OverloadedError | DeadlineError | StateError)
-
-
-def _failed(error: ArgosyError) -> Failed:
-    """A call's failure as the outcome of its samples."""
-    reasons: tuple[tuple[type[ArgosyError], str], ...] = (
-        (MessageTooLargeError, "too_large"),
-        (InvalidInputError, "refused"),
-        (OverloadedError, "overloaded"),
-        (DeadlineError, "timeout"),
-        (UnavailableError, "unavailable"),
-        (StateError, "unavailable"),
-    )
-    reason = next((reason for kind, reason in reasons if isinstance(error, kind)), "service_error")
-    return Failed(reason, error.message)

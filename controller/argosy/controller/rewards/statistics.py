@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from argosy.controller.rewards.replicas import CallStats
+from argosy.controller.rewards.calls import CallStats
 from argosy.types.ids import SampleId
 from argosy.types.records import Abstained, Failed, Outcome, Scored
 

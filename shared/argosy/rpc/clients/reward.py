@@ -20,8 +20,9 @@ from argosy.types.records import Failed, RewardCapabilities, ScoreRequest, Score
 if TYPE_CHECKING:
     from argosy.api.reward.v1.reward_service_pb2_grpc import RewardServiceAsyncStub
 
-_MAX_REQUEST_BYTES = 8 << 20
-"""Items are split into requests of at most this size (a single larger item goes alone)."""
+_MAX_REQUEST_BYTES = 3 << 20
+"""Items are split into requests of at most this size (a single larger item goes alone): a server in another language
+takes 4 MiB unless it was told otherwise."""
 _MAX_IN_FLIGHT = 4
 """Requests in flight at once for one `score` call."""
 _CAPABILITIES_DEADLINE_S = 30.0
