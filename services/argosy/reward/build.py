@@ -34,12 +34,12 @@ class RewardCore(Reward, Protocol):
 
 def build_core(cfg: Config) -> RewardCore:
     """Make what `argosy.reward.kind` says. Raises ConfigError if it can't be made."""
-    module, _, name = BUILDERS[cfg.argosy.reward.kind].partition(":")
+    module, _, name = BUILDERS[cfg.reward_kind].partition(":")
     try:
         builder = getattr(importlib.import_module(module), name)
     except ImportError as error:
         raise ConfigError(
-            f"argosy.reward.kind={cfg.argosy.reward.kind} can't be loaded here ({error}); install what it needs, such "
+            f"argosy.reward.kind={cfg.reward_kind} can't be loaded here ({error}); install what it needs, such "
             "as argosy-rl[reward]"
         ) from error
     core: RewardCore = builder(cfg)

@@ -62,6 +62,7 @@ def config_of_reward(config: Config, name: str) -> Config:
     problems: list[str] = []
     # Of several services each says itself whether it is a function: the run's own would otherwise replace them all.
     values: dict[str, Any] = {f"{FUNCTION}.path": None, f"{FUNCTION}.reward_kwargs": {}, f"{SECTION}.services": {}}
+    values["reward_model.enable"] = False
     if service.kind is not None:
         values[f"{SECTION}.kind"] = service.kind
     if service.python is not None:

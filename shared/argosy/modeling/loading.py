@@ -93,6 +93,14 @@ def load_plain(source: ModelSource, **settings: Any) -> Any:
     return _load(source, "AutoModelForCausalLM", **settings)[0]
 
 
+def load_with_head(source: ModelSource, kind: str) -> Any:
+    """Load by another of transformers' auto classes, such as "AutoModelForSequenceClassification", else as `load_plain`.
+
+    Every weight must be in the files: a head that would be made up at random is refused.
+    """
+    return _without_dropout(_load(source, kind)[0])
+
+
 def _load(source: ModelSource, kind: str, **settings: Any) -> tuple[Any, Mapping[str, Any]]:
     """The model, and what transformers found out while loading. `kind`: a class of transformers."""
     import transformers

@@ -102,12 +102,15 @@ def _alone_in_memory(tensor: Tensor) -> Tensor:
     return tensor if whole else tensor.contiguous().clone()
 
 
-def load_value_model(source: ModelSource) -> ValueModel:
+def load_value_model(source: ModelSource, *, need_head: bool = False) -> ValueModel:
     """A critic from a saved critic's folder, or from a plain language model's with a new head (zeros).
 
-    Raises InvalidInputError as `load_base`, and on a head that isn't one scalar per token.
+    Raises InvalidInputError as `load_base`, on a head that isn't one scalar per token, and with `need_head` if there is
+    none.
     """
     base, unused = load_base(source)
+    if need_head and not set(HEAD_NAMES) & unused:
+        raise InvalidInputError(f"model {source.path!r} has no head that gives scores: no score.weight in its files")
     head = _saved_head(source.path, base.config.get_text_config().hidden_size) if set(HEAD_NAMES) & unused else {}
     return ValueModel(base, head.get("score.weight"), head.get("score.bias")).eval()
 

@@ -36,6 +36,12 @@ class TextTokenizer:
         """Tokens, added ones included. A model's embedding may have more rows (padding), never fewer."""
 
     @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Texts that it reads as one special token each, wherever they stand."""
+        added = [str(token) for token in self._tokenizer.added_tokens_decoder.values() if token.special]
+        return tuple(dict.fromkeys([*map(str, self._tokenizer.all_special_tokens), *added]))
+
+    @property
     def chat_template(self) -> str | None:
         """The template's Jinja source; None when the tokenizer has none. With named templates, the default one."""
         template = self._tokenizer.chat_template

@@ -14,6 +14,8 @@ _REWARD_KWARGS = {
     "max_resp_len": "The length at which the penalty is whole.",
 }
 
+_SCORER = "argosy.reward.model"
+
 HONOURED: dict[str, Honoured] = {
     # data
     "data.train_files": Honoured("The rows that are trained on."),
@@ -240,6 +242,24 @@ HONOURED: dict[str, Honoured] = {
     "reward.custom_reward_function.reward_kwargs": Honoured(
         "Newer name of custom_reward_function.reward_kwargs.", targets=("custom_reward_function.reward_kwargs",)
     ),
+    "reward_model.enable": Honoured("Whether a reward model scores every sample."),
+    "reward_model.model.path": Honoured("The reward model.", targets=(f"{_SCORER}.path",)),
+    "reward_model.model.input_tokenizer": Honoured(
+        "null: the reward model reads the policy's tokens; else conversations in its own chat template.",
+        targets=(f"{_SCORER}.input_tokenizer",),
+    ),
+    "reward_model.model.trust_remote_code": Honoured(
+        "Whether the reward model's folder may run its own Python.", targets=(f"{_SCORER}.trust_remote_code",)
+    ),
+    "reward_model.max_length": Honoured("Most tokens that the reward model reads.", targets=(f"{_SCORER}.max_length",)),
+    "reward_model.forward_max_token_len_per_gpu": Honoured(
+        "Most tokens of one forward pass of the reward model.", targets=(f"{_SCORER}.max_batch_tokens",)
+    ),
+    "reward_model.micro_batch_size_per_gpu": Honoured(
+        "Most sequences of one forward pass of the reward model.", targets=(f"{_SCORER}.max_batch_rows",)
+    ),
+    "reward.reward_model.enable": Honoured("Newer name of reward_model.enable.", targets=("reward_model.enable",)),
+    "reward.reward_model.model_path": Honoured("Newer name of reward_model.model.path.", targets=(f"{_SCORER}.path",)),
     "reward_model.reward_manager": Honoured("naive, or dapo with its overlong penalty."),
     **{f"reward_model.reward_kwargs.{name}": Honoured(effect) for name, effect in _REWARD_KWARGS.items()},
     "reward.reward_manager.name": Honoured(

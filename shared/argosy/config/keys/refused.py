@@ -18,7 +18,11 @@ _IMAGES = "models here read text only; leave it out"
 _ALGORITHM = "arrives with the algorithm families; leave it out"
 _AGENT = "responses are single-turn until agent loops arrive; leave it out"
 _LENGTHS = "one length has one key"
-_REWARD_MODEL = "reward models are not there yet; use custom_reward_function.path"
+_REWARD_MODEL = "is no setting of reward models here, which are argosy.reward.model.* (docs/rewards-models.md)"
+_REWARD_SERVER = (
+    "a reward model's server is started apart; set argosy.reward.model.endpoint.url (docs/rewards-models.md)"
+)
+_ONE_PROCESS = "a reward model is one process; a larger one goes behind argosy.reward.model.endpoint.url"
 _OLD = "verl has dropped this key"
 
 REFUSED: dict[str, Refused] = {
@@ -135,11 +139,21 @@ REFUSED: dict[str, Refused] = {
     ),
     "algorithm.kl_ctrl.coef": Refused("the key is algorithm.kl_ctrl.kl_coef"),
     # reward
-    "reward_model.enable": Refused(_REWARD_MODEL, neutral=(False,)),
-    "reward_model.enable_resource_pool": Refused(_REWARD_MODEL, neutral=(False,)),
-    "reward_model.model.*": Refused(_REWARD_MODEL),
-    "reward_model.rollout.*": Refused(_REWARD_MODEL),
-    "reward_model.style": Refused(_REWARD_MODEL, neutral=("rule",)),
+    "reward_model.enable_resource_pool": Refused(_ONE_PROCESS, neutral=(False,)),
+    "reward_model.n_gpus_per_node": Refused(_ONE_PROCESS, neutral=(0, 1)),
+    "reward_model.nnodes": Refused(_ONE_PROCESS, neutral=(0, 1)),
+    "reward_model.strategy": Refused(_ONE_PROCESS, neutral=("fsdp", "fsdp2", None)),
+    "reward_model.ulysses_sequence_parallel_size": Refused(_ONE_PROCESS, neutral=(1,)),
+    "reward_model.micro_batch_size": Refused(f"{_OLD}; set reward_model.micro_batch_size_per_gpu", neutral=(None,)),
+    "reward_model.megatron.*": Refused(_ONE_PROCESS, neutral=(None,)),
+    "reward_model.load_weight": Refused("a reward model's weights are always loaded", neutral=(True,)),
+    "reward_model.model.external_lib": Refused(
+        "importing other modules at the start is not there yet", neutral=(None,)
+    ),
+    "reward_model.model.fsdp_config.*": Refused(_ONE_PROCESS, neutral=(None, False, -1)),
+    "reward_model.model.*": Refused(_REWARD_MODEL, neutral=(None,)),
+    "reward_model.rollout.*": Refused(_REWARD_SERVER),
+    "reward_model.style": Refused("set reward_model.enable=true for a reward model", neutral=("rule",)),
     "reward_model.reward_kwargs.*": Refused("no reward manager here has such an argument", neutral=(None,)),
     "reward_model.overlong_buffer.*": Refused(
         "the keys are reward_model.reward_kwargs.overlong_buffer_cfg.* and reward_model.reward_kwargs.max_resp_len",
@@ -153,8 +167,11 @@ REFUSED: dict[str, Refused] = {
     "reward.reward_manager.source": Refused("reward managers of one's own are not there yet", neutral=("register",)),
     "reward.reward_manager.*": Refused("reward managers of one's own are not there yet", neutral=(None,)),
     "reward.reward_kwargs.*": Refused("no reward manager here has such an argument", neutral=(None,)),
-    "reward.reward_model.enable": Refused(_REWARD_MODEL, neutral=(False,)),
-    "reward.reward_model.*": Refused(_REWARD_MODEL),
+    "reward.reward_model.enable_resource_pool": Refused(_ONE_PROCESS, neutral=(False,)),
+    "reward.reward_model.n_gpus_per_node": Refused(_ONE_PROCESS, neutral=(0, 1)),
+    "reward.reward_model.nnodes": Refused(_ONE_PROCESS, neutral=(0, 1)),
+    "reward.reward_model.rollout.*": Refused(_REWARD_SERVER),
+    "reward.reward_model.*": Refused(_REWARD_MODEL, neutral=(None,)),
     "reward.sandbox_fusion.*": Refused("code sandboxes are not there yet", neutral=(None,)),
     "reward.*": Refused(_REWARD_MODEL),
     # trainer

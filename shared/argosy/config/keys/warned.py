@@ -115,6 +115,12 @@ WARNED: dict[str, Warned] = {
     "actor_rollout_ref.profiler.*": Warned(_PROFILER),
     "reward_model.launch_reward_fn_async": Warned("rewards are always scored beside other work", neutral=(True,)),
     "reward_model.profiler.*": Warned(_PROFILER),
+    "reward_model.use_dynamic_bsz": Warned(
+        "sequences of like length always share a pass, up to forward_max_token_len_per_gpu tokens", neutral=(True, None)
+    ),
+    "reward_model.model.use_shm": Warned("weights are read from their folder", neutral=(False,)),
+    "reward_model.model.use_remove_padding": Warned("padding is bounded by argosy.reward.model.min_fill"),
+    "reward_model.model.use_fused_kernels": Warned("a reward model has no kernels of its own", neutral=(False,)),
     "trainer.balance_batch": Warned("rows are always divided over the ranks by their cost", neutral=(True,)),
     "trainer.max_critic_ckpt_to_keep": Warned(
         "a checkpoint holds policy and critic; trainer.max_actor_ckpt_to_keep says how many stay", neutral=(None,)

@@ -47,8 +47,10 @@ class RewardKwargsConfig:
 
 @dataclass(frozen=True)
 class RewardModelConfig:
-    """From a scorer's numbers to rewards. (The names are verl's; there is no reward model behind them.)"""
+    """From a scorer's numbers to rewards, and whether a reward model gives them."""
 
+    enable: bool = False
+    """A reward model scores every sample, as argosy.reward.kind=model; its keys are argosy.reward.model.*."""
     reward_manager: str = "naive"
     """"naive": the score is the reward; "dapo": with the overlong penalty, where that is on."""
     reward_kwargs: RewardKwargsConfig = field(default_factory=RewardKwargsConfig)

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from argosy.config.schema.reward_adapters import HttpRewardConfig, NemoGymConfig, RewardServerConfig, VerifiersConfig
+from argosy.config.schema.reward_models import JudgeConfig, ScoringModelConfig
+
 REWARD_KINDS = ("rules", "model", "judge", "http", "verifiers", "nemo_gym")
 """What a reward service of ours can be: `argosy.reward.build` makes them."""
 
@@ -20,6 +23,18 @@ class RewardServiceConfig:
     services: Mapping[str, Any] = field(default_factory=dict)
     """Reward services, as {NAME: {kind: rules, data_sources: [gsm8k], …}}; what one can say is under
     `argosy.reward.services.NAME`. Empty: one service, with the keys here."""
+    model: ScoringModelConfig = field(default_factory=ScoringModelConfig)
+    """The reward model, of kind=model."""
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    """The language model that judges, of kind=judge."""
+    server: RewardServerConfig = field(default_factory=RewardServerConfig)
+    """The server that is asked, of kind=http, nemo_gym or verifiers."""
+    http: HttpRewardConfig = field(default_factory=HttpRewardConfig)
+    """How it is asked, of kind=http."""
+    nemo_gym: NemoGymConfig = field(default_factory=NemoGymConfig)
+    """How it is asked, of kind=nemo_gym."""
+    verifiers: VerifiersConfig = field(default_factory=VerifiersConfig)
+    """How it is asked, of kind=verifiers."""
     worker_count: int = 2
     """Worker processes that run scorers."""
     timeout_s: float = 10.0
@@ -30,7 +45,7 @@ class RewardServiceConfig:
     max_error_rate: float = 0.5
     """Share of samples that may fail to be scored before the run ends with the failure: of each batch, and of the last
     error_window samples of each data source; 1 never ends it."""
-    error_window: int = 256
+    error_window: int = 64
     """Samples of one data source over which its failures are counted from batch to batch: a small source whose service
     is down ends the run too, though it is never a large share of a batch."""
     host: str = "127.0.0.1"

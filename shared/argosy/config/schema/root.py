@@ -109,6 +109,12 @@ class Config:
         return self.needs_ref_log_probs and not self.actor_rollout_ref.model.uses_lora
 
     @property
+    def reward_kind(self) -> str:
+        """`argosy.reward.kind`, or "model" where reward_model.enable says so."""
+        kind = self.argosy.reward.kind
+        return "model" if self.reward_model.enable and kind == "rules" else kind
+
+    @property
     def needs_critic(self) -> bool:
         """Whether the critic service runs: where the advantage estimator reads values, unless critic.enable says."""
         from argosy.algorithms.catalog import ADVANTAGES

@@ -31,6 +31,7 @@ from argosy.config.validate.relations import (
     check_optimizer,
     check_trainer,
 )
+from argosy.config.validate.reward_models import check_judge_files, check_reward_models
 from argosy.config.validate.rewards import check_reward_configs, check_rewards
 from argosy.config.validate.rules import check_fields
 from argosy.config.validate.weight_sync import check_weight_sync
@@ -62,10 +63,12 @@ CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_services,
     check_pools,
     check_rewards,
+    check_reward_models,
 )
 FILE_CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_data_files,
     check_other_paths,
+    check_judge_files,
     check_interpreters,
     check_model_heads,
     check_adapter_files,

@@ -59,6 +59,38 @@ COUNT = Range(1)
 OR_OFF = Range(1, also=(-1,))
 UNIT = Range(0, 1)
 
+_ENDPOINT_RANGES = {
+    "concurrency": COUNT,
+    "requests_per_minute": NOT_NEGATIVE,
+    "tokens_per_minute": NOT_NEGATIVE,
+    "timeout_s": POSITIVE,
+    "attempts": COUNT,
+    "prompt_price": NOT_NEGATIVE,
+    "completion_price": NOT_NEGATIVE,
+}
+_REWARD_RANGES = {
+    **{
+        f"argosy.reward.{kind}.endpoint.{name}": bounds
+        for kind in ("model", "judge")
+        for name, bounds in _ENDPOINT_RANGES.items()
+    },
+    "argosy.reward.model.threads": NOT_NEGATIVE,
+    "argosy.reward.model.max_length": COUNT,
+    "argosy.reward.model.max_batch_tokens": COUNT,
+    "argosy.reward.model.max_batch_rows": COUNT,
+    "argosy.reward.model.min_fill": Range(0, 1, low_open=True),
+    "argosy.reward.model.label": NOT_NEGATIVE,
+    "argosy.reward.judge.lowest": Range(),
+    "argosy.reward.judge.highest": Range(),
+    "argosy.reward.judge.judgements": Range(1, 64),
+    "argosy.reward.judge.attempts": Range(1, 16),
+    "argosy.reward.judge.temperature": NOT_NEGATIVE,
+    "argosy.reward.judge.top_p": Range(0, 1, low_open=True),
+    "argosy.reward.judge.max_tokens": COUNT,
+    "argosy.reward.judge.max_prompt_characters": COUNT,
+    "argosy.reward.judge.memory_size": NOT_NEGATIVE,
+}
+
 OPTIM_RANGES: dict[str, Range] = {
     "lr": NOT_NEGATIVE,
     "weight_decay": NOT_NEGATIVE,
@@ -179,6 +211,12 @@ RANGES: dict[str, Range] = {
     "argosy.reward.max_error_rate": UNIT,
     "argosy.reward.sample_attempts": COUNT,
     "argosy.reward.error_window": COUNT,
+    "argosy.reward.server.concurrency": COUNT,
+    "argosy.reward.server.requests_per_minute": NOT_NEGATIVE,
+    "argosy.reward.server.timeout_s": POSITIVE,
+    "argosy.reward.server.attempts": COUNT,
+    "argosy.reward.http.max_batch_size": COUNT,
+    **_REWARD_RANGES,
     "argosy.weight_sync.disk_base_every": COUNT,
     "argosy.weight_sync.disk_keep": COUNT,
     "argosy.weight_sync.streams": COUNT,
@@ -218,6 +256,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "algorithm.rollout_correction.loss_type": LOSS_TYPES,
     "reward_model.reward_manager": ("naive", "dapo"),
     "argosy.reward.kind": REWARD_KINDS,
+    "argosy.reward.model.dtype": ("float32", "bfloat16", "float16", "float64"),
+    "argosy.reward.model.truncation": ("left", "right", "fail"),
+    "argosy.reward.model.activation": ("none", "sigmoid", "softmax"),
+    "argosy.reward.model.api": ("classify", "score", "pooling", "embeddings", "sglang", "chat"),
     "trainer.resume_mode": ("auto", "disable", "resume_path"),
     "argosy.placement": ("local", "inprocess"),
     "argosy.trainer.backend": ("auto", "single", "fsdp", "megatron"),
