@@ -216,7 +216,7 @@ async def test_stops_that_the_server_does_not_know(make: Make) -> None:
 
 async def test_abort_and_pause_keep_every_token(make: Make) -> None:
     found = await make(slot_count=1)
-    asked = [request(k, prompt=(5 + k, 9), max_tokens=150) for k in range(8)]
+    asked = [request(k, prompt=(5 + k, 9), max_tokens=800) for k in range(8)]
     await found.engine.submit(asked, found.events.append, 0)
     await found.sampled(10)
     assert await found.engine.abort({asked[0].key, asked[7].key}) == 2
@@ -231,7 +231,7 @@ async def test_abort_and_pause_keep_every_token(make: Make) -> None:
     assert found.engine.counts() == counts
     await found.engine.resume()
     for one, done in zip(asked[1:7], await found.ends(asked[1:7]), strict=True):
-        assert done.token_ids == expected(one, 150)
+        assert done.token_ids == expected(one, 800)
 
 
 async def test_an_update_in_flight_is_exact_about_versions(make: Make) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import struct
 import tempfile
@@ -11,8 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from argosy.rollout.engines.folder import DTYPES
 from argosy.types.errors import StorageError, storage_error
+from argosy.weightsync.memory import MemoryFile
 from argosy.weightsync.tensors import bytes_of, dtype_name
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ class WeightFolders:
     def __init__(self, parent: Path) -> None:
         self._parent = parent
         self._held: Path | None = None
-        self._open: dict[Path, int] = {}
+        self._files: dict[Path, MemoryFile] = {}
 
     @property
     def held(self) -> Path | None:
@@ -52,10 +54,8 @@ class WeightFolders:
         """
         folder = Path(tempfile.mkdtemp(prefix="weights-", dir=self._parent))
         try:
-            descriptor = os.memfd_create("argosy-weights", os.MFD_CLOEXEC)
-            self._open[folder] = descriptor
-            (folder / _NAME).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
-            _write_safetensors(descriptor, tensors)
+            self._files[folder] = file = _safetensors_file(tensors)
+            (folder / _NAME).symlink_to(file.path)
         except OSError as error:
             self.drop(folder)
             raise storage_error(error, folder) from error
@@ -74,9 +74,7 @@ class WeightFolders:
         if folder is None:
             return
         shutil.rmtree(folder, ignore_errors=True)
-        descriptor = self._open.pop(folder, None)
-        if descriptor is not None:
-            os.close(descriptor)
+        self._files.pop(folder, None)
         if folder == self._held:
             self._held = None
 
@@ -90,9 +88,9 @@ class WeightFolders:
         return tensors
 
 
-def _write_safetensors(descriptor: int, tensors: Mapping[str, Tensor]) -> None:
+def _safetensors_file(tensors: Mapping[str, Tensor]) -> MemoryFile:
     """The safetensors format: length of the header, the header as JSON, bytes. (Its own writer makes a temporary file
-    and renames it, which an anonymous file doesn't allow.)"""
+    and renames it, which an anonymous file doesn't allow.) OSError if the kernel has no room."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in tensors.items():
@@ -102,11 +100,12 @@ def _write_safetensors(descriptor: int, tensors: Mapping[str, Tensor]) -> None:
         }  # fmt: skip
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + 8) % _ALIGNMENT)
-    _write_all(descriptor, memoryview(struct.pack("<Q", len(text)) + text))
+    head = struct.pack("<Q", len(text)) + text
+    file = MemoryFile(len(head) + end)
+    file.array[: len(head)] = np.frombuffer(head, np.uint8)
+    at = len(head)
     for tensor in tensors.values():
-        _write_all(descriptor, bytes_of(tensor).data)
-
-
-def _write_all(descriptor: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
+        data = bytes_of(tensor)
+        np.copyto(file.array[at : at + data.size], data)
+        at += data.size
+    return file
