@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from argosy.reward.verifiers import find_verifier
+from argosy.reward.verifiers import algebra, find_verifier
 from argosy.reward.verifiers.numbers import last_number
 from argosy.types.records import Failed, Outcome, Scored
 
@@ -17,6 +17,12 @@ GSM8K = "openai/gsm8k"
 MATH = "DigitalLearningGmbH/MATH-lighteval"
 EXACT = "argosy/exact_match"
 GYM = "reasoning_gym/chain_sum"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _prepared() -> None:
+    """What is slow to import is loaded before anything is timed, as workers do."""
+    algebra.prepare()
 
 
 def outcome(source: str, response: str, gold: object) -> Outcome:

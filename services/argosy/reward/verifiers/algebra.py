@@ -1,7 +1,7 @@
 """math-verify, called so that it works in any thread: its own `signal.alarm` timeouts are off (case A10).
 
-What bounds it instead: `complexity` before the call, and the worker's processor-time limit, kill and memory limit
-around it. Nothing of sympy is imported before `prepare` or the first comparison.
+What bounds it instead: `complexity` before the call; and in a worker (`use_isolation`) a child that is killed at its
+processor-time limit. Nothing of sympy is imported before `prepare` or the first comparison.
 """
 
 from __future__ import annotations
@@ -10,17 +10,61 @@ import functools
 import logging
 from typing import Any
 
+from argosy.reward.verifiers.isolation import Isolation, OverrunError
+
+CPU_LIMIT_S = 0.2
+"""Processor seconds for all that one sample asks of math-verify; a comparison takes 10 to 30 ms."""
+
 _EXACT_PLACES = 10
 """Decimal places to which a decimal must agree with an exact value."""
+_WARM_UP = (
+    ("x^2+2x+1", "(x+1)^2"),
+    ("x < 3", "3 > x"),
+    (r"(-\infty, 2) \cup (3, 5]", r"x \in (-\infty, 2) \cup (3, 6]"),
+    (r"\{1, \sqrt{2}\}", r"\{\sqrt{2}, 2\}"),
+    (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 1 \\ 3 \end{pmatrix}"),
+    ("y = 2x + 1", r"\frac{y}{2} = x + \sin(3)"),
+)
+_isolation: list[Isolation] = []
 
 
 def prepare() -> None:
-    """Import math-verify and sympy (about a second), and pay for the first, slow parse."""
-    equal("x^2+2x+1", "(x+1)^2")
+    """Import math-verify and what of sympy the usual comparisons need (a second or two)."""
+    for gold, stated in _WARM_UP:
+        _equal(gold, stated)
+
+
+def use_isolation(cpu_limit_s: float = CPU_LIMIT_S) -> None:
+    """From now on ask math-verify in children only. For processes with one thread."""
+    _isolation[:] = [Isolation(cpu_limit_s)]
+
+
+def begin_sample() -> None:
+    """Another sample: its processor time is counted anew."""
+    for isolation in _isolation:
+        isolation.renew()
 
 
 def equal(gold: str, stated: str) -> bool:
-    """Whether math-verify takes the two formulas for equal. Not symmetric: the first is the gold."""
+    """Whether math-verify takes the two formulas for equal. Not symmetric: the first is the gold.
+
+    Raises OverrunError if that takes too long to tell.
+    """
+    return _isolation[0].ask(lambda: _equal(gold, stated)) if _isolation else _equal(gold, stated)
+
+
+@functools.lru_cache(maxsize=1024)
+def parses(text: str) -> bool:
+    """Whether math-verify can read the formula. One that takes too long is a formula: it is compared as text."""
+    if not _isolation:
+        return bool(_parse(text))
+    try:
+        return _isolation[0].ask(lambda: bool(_parse(text)))
+    except OverrunError:
+        return True
+
+
+def _equal(gold: str, stated: str) -> bool:
     from math_verify import verify
 
     gold_parsed, stated_parsed = _parse(gold), _parse(stated)
@@ -28,11 +72,6 @@ def equal(gold: str, stated: str) -> bool:
         return False
     verdict = verify(gold_parsed[0], stated_parsed[0], float_rounding=_EXACT_PLACES, timeout_seconds=None)
     return bool(verdict)
-
-
-def parses(text: str) -> bool:
-    """Whether math-verify can read the formula."""
-    return bool(_parse(text))
 
 
 @functools.lru_cache(maxsize=256)

@@ -6,9 +6,11 @@ r"""Whether two texts state the same mathematical answer, and which rule says so
 4. `number`: two numbers are compared exactly (`numbers`: 0.5714 is not 4/7; a percent sign is a unit or 1/100);
 5. `list`: see `lists` (case A6: a part of the answers is not the answer; bare lists have no order, brackets have one);
 6. `equation`: `x=5` is 5, but `x+5=5` is not: what stands right of a sign is not the answer (case A13);
-7. `value`: both are evaluated to 60 digits (`values`); a decimal in a formula must be exact to ten places;
+7. `value`: both are evaluated to 60 digits (`values`); a decimal in a formula must be exact to ten places; equations
+   and inequalities may be scaled, turned around and their terms moved (`relations`);
 8. `unevaluated`: an integral, a sum, a product or a limit is no answer, unless spelled as the gold;
-9. `costly`: what `complexity` refuses, or is too long, is equal only in its spelling (case A11);
+9. `costly`: what `complexity` refuses, is too long, or takes math-verify too long, is equal only in its spelling
+   (case A11);
 10. `math-verify`: its parser and grader on exactly these two texts, never on several candidates.
 """
 
@@ -17,8 +19,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from argosy.reward.verifiers import algebra, values
+from argosy.reward.verifiers import algebra, relations, values
 from argosy.reward.verifiers.complexity import MOST_DEPTH, depth, is_too_costly
+from argosy.reward.verifiers.formula import UnreadableError
+from argosy.reward.verifiers.isolation import OverrunError
 from argosy.reward.verifiers.latex import TEXT_CLOSE, TEXT_OPEN, plain, squeezed, unwrap, words
 from argosy.reward.verifiers.lists import Items, matrix_items, split_items, without_name
 from argosy.reward.verifiers.numbers import read_number
@@ -115,7 +119,15 @@ def _is_readable(text: str) -> bool:
     if TEXT_OPEN in bare or is_words(text) or is_too_costly(text) or read_number(text) is not None:
         return True
     # What we can't evaluate is compared by its spelling, so that math-verify need not try it either.
-    return values.readable(bare) or _UNEVALUATED.search(bare) is not None or algebra.parses(bare)
+    return _can_be_evaluated(bare) or _UNEVALUATED.search(bare) is not None or algebra.parses(bare)
+
+
+def _can_be_evaluated(text: str) -> bool:
+    try:
+        relations.read_relations(text) if relations.has_relation(text) else values.read_cached(text)
+    except (UnreadableError, RecursionError):
+        return False
+    return True
 
 
 def _judge_items(gold: Items, stated: Items, gold_text: str, stated_text: str) -> Verdict:
@@ -162,16 +174,25 @@ def _judge_one(gold: str, stated: str) -> Verdict:
     return _judge_formulas(gold, stated)
 
 
+def _compare_by_value(gold: str, stated: str) -> bool | None:
+    if relations.has_relation(gold) != relations.has_relation(stated):
+        return None
+    return (relations.equal_relations if relations.has_relation(gold) else values.equal_values)(gold, stated)
+
+
 def _judge_formulas(gold: str, stated: str) -> Verdict:
     """Bounded evaluation first, then what math-verify says."""
     if ("=" in gold) != ("=" in stated):
         return Verdict(False, "equation")  # math-verify would take the right-hand side for the answer (case A13)
     plain_gold, plain_stated = plain(unwrap(gold)), plain(unwrap(stated))
-    same_value = values.equal_values(plain_gold, plain_stated)
-    if same_value is not None:
-        return Verdict(same_value, "value")
+    same = _compare_by_value(plain_gold, plain_stated)
+    if same is not None:
+        return Verdict(same, "value")
     if _UNEVALUATED.search(plain_gold) or _UNEVALUATED.search(plain_stated):
         return Verdict(False, "unevaluated")
     if is_too_costly(gold) or is_too_costly(stated):
         return Verdict(False, "costly")
-    return Verdict(algebra.equal(plain_gold, plain_stated), "math-verify")
+    try:
+        return Verdict(algebra.equal(plain_gold, plain_stated), "math-verify")
+    except OverrunError:
+        return Verdict(False, "costly")

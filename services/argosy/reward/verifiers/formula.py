@@ -17,7 +17,7 @@ from typing import Final
 FUNCTIONS: Final = frozenset(
     {"sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "ln", "exp"}
 )
-"""Functions of one argument that have one meaning everywhere; `\\log` has one only with its base."""
+"""Functions of one argument that have one meaning everywhere."""
 
 _GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|varphi|omega"
 _UNNAMED = frozenset("fghPQ")
@@ -45,6 +45,8 @@ class Formula:
     letters: frozenset[str]
     decimal: bool
     imaginary: bool
+    unbased: bool
+    """Whether it has a `\\log` without a base, which may be natural or decimal."""
 
 
 def read(text: str) -> Formula:
@@ -57,7 +59,7 @@ def read(text: str) -> Formula:
     tree = reader.sum()
     if reader.here is not None:
         raise UnreadableError(f"{reader.here!r} is in the way")
-    return Formula(tree, frozenset(reader.letters), reader.decimal, reader.imaginary)
+    return Formula(tree, frozenset(reader.letters), reader.decimal, reader.imaginary, reader.unbased)
 
 
 def _tokens(text: str) -> list[str]:
@@ -85,6 +87,7 @@ class _Reader:
         self.letters: set[str] = set()
         self.decimal = False
         self.imaginary = False
+        self.unbased = False
 
     @property
     def here(self) -> str | None:
@@ -212,6 +215,9 @@ class _Reader:
             self._next()
             base = self._short_group()
             return ("/", ("ln", self._function_argument()), ("ln", base))
+        if name == "log":
+            self.unbased = True
+            return self._function(name)
         if name in FUNCTIONS:
             return self._function(name)
         if re.fullmatch(_GREEK, name):

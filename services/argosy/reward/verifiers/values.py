@@ -8,7 +8,6 @@ answers too, and has no input on which it hangs: numbers too large to be an answ
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +20,9 @@ _LARGEST_TERM = 145
 """Binary magnitude of a term (10^43): with a larger one in a sum, 60 digits don't tell what is left of the smaller."""
 _DECIMAL_PLACES = 10
 """Places to which a formula with a decimal point must agree with the exact value."""
+_FEWEST_POINTS = 3
+_BASE = r"\log"
+"""In a point: the base of a logarithm without one; None is e."""
 _MOST_EXPONENT = 1_000_000
 _MOST_FACTORIAL = 1000
 _POSITIVE = ("0.6180339", "1.9460148", "3.3166247", "0.2718281")
@@ -33,61 +35,40 @@ class NoValueError(ValueError):
 
 
 def equal_values(gold: str, stated: str) -> bool | None:
-    r"""Whether two texts in `latex.plain` form, formulas or equations, have one value; None if that can't be told.
-
-    An equation may be scaled by a constant and have its sides exchanged.
+    r"""Whether two formulas in `latex.plain` form have one value; None if that can't be told.
 
     >>> equal_values(r"2\sqrt{3}", r"\sqrt{12}"), equal_values("(x+1)^2", "x^2+1"), equal_values(r"\{1\}", "1")
     (True, False, None)
-    >>> equal_values("y=2x+3", "2y-6=4x")
-    True
     """
-    if gold.count("=") != stated.count("=") or gold.count("=") > 1:
-        return None
     try:
-        if "=" in gold:
-            return _equal_equations(_sides(gold), _sides(stated))
-        return _equal_formulas(_read(gold), _read(stated))
+        left, right = read_cached(gold), read_cached(stated)
+        return in_both_bases(left, right, lambda base: _equal_formulas(left, right, base))
     except (UnreadableError, NoValueError, ZeroDivisionError, OverflowError, RecursionError):
         return None
 
 
-def readable(text: str) -> bool:
-    """Whether the text, in `latex.plain` form, is a formula or an equation that this module can read."""
-    try:
-        for side in text.split("="):
-            _read(side)
-    except (UnreadableError, RecursionError):
-        return False
-    return True
+def in_both_bases(gold: Formula, stated: Formula, compare: Callable[[str], bool | None]) -> bool | None:
+    r"""The comparison, told the base of `\log`; where one of them has a `\log` without base, it must hold for both."""
+    if not (gold.unbased or stated.unbased):
+        return compare("e")
+    natural, decimal = compare("e"), compare("10")
+    return natural if natural == decimal else None
 
 
 @functools.lru_cache(maxsize=512)
-def _read(text: str) -> Formula:
+def read_cached(text: str) -> Formula:
+    """`formula.read`. Raises UnreadableError."""
     return read(text)
 
 
-def _sides(text: str) -> Formula:
-    """Left minus right."""
-    if re.search(r"[<>]|\\[lg]e|\\ne", text):
-        raise UnreadableError("not an equation")
-    left, right = (_read(side) for side in text.split("="))
-    return Formula(
-        ("-", left.tree, right.tree),
-        left.letters | right.letters,
-        left.decimal or right.decimal,
-        left.imaginary or right.imaginary,
-    )
-
-
-def _equal_formulas(gold: Formula, stated: Formula) -> bool | None:
+def _equal_formulas(gold: Formula, stated: Formula, base: str) -> bool | None:
     import mpmath
 
     places = _DECIMAL_PLACES if gold.decimal or stated.decimal else _EXACT_PLACES
     letters, imaginary = sorted(gold.letters | stated.letters), gold.imaginary or stated.imaginary
     with mpmath.workdps(_DIGITS):
         compared = 0
-        for positive, points in ((True, _points(letters, _POSITIVE)), (False, _points(letters, _NEGATIVE))):
+        for positive, points in ((True, _points(letters, _POSITIVE, base)), (False, _points(letters, _NEGATIVE, base))):
             for point in points:
                 try:
                     left, right = evaluate(gold.tree, point), evaluate(stated.tree, point)
@@ -96,36 +77,46 @@ def _equal_formulas(gold: Formula, stated: Formula) -> bool | None:
                 if letters and not (imaginary or mpmath.im(left) == mpmath.im(right) == 0):
                     continue  # letters are real: outside of a logarithm's or a root's domain nothing is said
                 compared += 1
-                if max(mpmath.mag(side) if side else 0 for side in (left, right)) > _LARGEST_TERM:
+                sizes = [int(mpmath.mag(side)) if side else 0 for side in (left, right)]
+                if max(sizes) > _LARGEST_TERM and abs(sizes[0] - sizes[1]) < 3:
                     raise NoValueError("too large for 60 digits to tell")
                 if not _close(left, right, places):
                     return False if positive else None
-        return True if compared >= min(3, len(_POSITIVE) if letters else 1) else None
+        return True if compared >= (_FEWEST_POINTS if letters else 1) else None
 
 
-def _equal_equations(gold: Formula, stated: Formula) -> bool | None:
-    """True if the sides' differences have one constant ratio. Other equations may still have the same solutions."""
+def constant_ratio(gold: Formula, stated: Formula, *, base: str, positive: bool) -> bool:
+    """Whether one formula is the other times a constant, other than 0; with `positive` one above 0.
+
+    Raises NoValueError or ZeroDivisionError if too few points tell.
+    """
     import mpmath
 
-    if gold.letters != stated.letters or not gold.letters or gold.decimal or stated.decimal:
-        return None
+    places = _DECIMAL_PLACES if gold.decimal or stated.decimal else _EXACT_PLACES
+    ratios = []
     with mpmath.workdps(_DIGITS):
-        ratios = []
-        for point in _points(sorted(gold.letters), _POSITIVE + _NEGATIVE):
-            left, right = evaluate(gold.tree, point), evaluate(stated.tree, point)
-            if not left or not right:
-                return None
-            ratios.append(right / left)
-        return True if all(_close(ratio, ratios[0], _EXACT_PLACES) for ratio in ratios) else None
+        letters = sorted(gold.letters)
+        for point in _points(letters, _POSITIVE, base) + _points(letters, _NEGATIVE, base):
+            try:
+                left, right = evaluate(gold.tree, point), evaluate(stated.tree, point)
+                ratios.append(right / left)
+            except (NoValueError, ZeroDivisionError):
+                continue
+            if not _close(ratios[-1], ratios[0], places):
+                return False
+        if len(ratios) < _FEWEST_POINTS or not ratios[0]:
+            raise NoValueError("too few points tell")
+        return not positive or bool(mpmath.re(ratios[0]) > 0)
 
 
-def _points(letters: list[str], values: tuple[str, ...]) -> list[dict[str, Any]]:
+def _points(letters: list[str], values: tuple[str, ...], base: str) -> list[dict[str, Any]]:
     from mpmath import mpf
 
+    logarithm = {_BASE: mpf(10) if base == "10" else None}
     if not letters:
-        return [{}] if values is _POSITIVE else []
+        return [logarithm] if values is _POSITIVE else []
     shifts = {letter: 1 + mpf(index * 7 % 11) / 13 for index, letter in enumerate(letters)}
-    return [{letter: mpf(value) * shift for letter, shift in shifts.items()} for value in values]
+    return [{letter: mpf(value) * shift for letter, shift in shifts.items()} | logarithm for value in values]
 
 
 def _close(left: Any, right: Any, places: int) -> bool:
@@ -151,6 +142,9 @@ def evaluate(tree: Tree, point: Mapping[str, Any]) -> Any:
     if kind == "constant":
         return {"pi": +mpmath.pi, "e": +mpmath.e, "i": mpmath.mpc(0, 1)}[str(rest[0])]
     arguments = [evaluate(part, point) for part in rest if isinstance(part, tuple)]
+    if kind == "log":
+        value = _logarithm(*arguments)
+        return value if point[_BASE] is None else value / mpmath.log(point[_BASE])
     value = _operations()[str(kind)](*arguments)
     if not mpmath.isfinite(value) or abs(mpmath.mag(value) if value else 0) > 4 * _MOST_EXPONENT:
         raise NoValueError(f"{kind} gives no number of a size that can be an answer")
