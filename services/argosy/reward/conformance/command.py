@@ -53,13 +53,12 @@ def _print(address: str, findings: Sequence[Finding], counts: Counter[Result]) -
     from rich.table import Table
 
     console = Console(highlight=False)
-    table = Table(
-        "check", "result", "what was wrong", "what to do", title=f"rewards at {address}", title_justify="left"
-    )
+    table = Table(title=f"rewards at {address}", title_justify="left")
+    for name in ("check", "result"):
+        table.add_column(name, no_wrap=True)
+    for name in ("what was wrong", "what to do"):
+        table.add_column(name, overflow="fold")
     for finding in findings:
-        wrong = finding.wrong if finding.result is not Result.PASSED else f"[dim]{escape(finding.about)}[/dim]"
-        if finding.result is not Result.PASSED:
-            wrong = escape(wrong)
-        table.add_row(finding.check, _MARKS[finding.result], wrong, escape(finding.advice))
+        table.add_row(finding.check, _MARKS[finding.result], escape(finding.wrong), escape(finding.advice))
     console.print(table)
     console.print(", ".join(f"{counts[result]} {result.value}" for result in Result if counts[result]))
