@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 
-SUBCOMMANDS: tuple[str, ...] = ("reward_check",)
+SUBCOMMANDS: tuple[str, ...] = ("reward_try", "reward_check")
 """Modules of `argosy.cli` that each add one subcommand, in the order of `--help`."""
 
 
