@@ -67,15 +67,18 @@ def test_grpo_of_the_tiny_model_learns_through_vllm(job: ToyJob) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_an_adapter_alone_reaches_vllm(job: ToyJob) -> None:
-    """It comes merged into the modules that it has; parity says that the others stayed."""
+@pytest.mark.parametrize("beside", [False, True])
+def test_an_adapter_alone_reaches_vllm(job: ToyJob, beside: bool) -> None:
+    """It is merged into the modules that it has, or stays beside them; parity says that the others stayed."""
+    run = f"lora-{beside}"
     code, out, err = job.run(
-        "lora", *VLLM, "trainer.total_training_steps=3", "actor_rollout_ref.model.lora_rank=4",
+        run, *VLLM, "trainer.total_training_steps=3", "actor_rollout_ref.model.lora_rank=4",
         "actor_rollout_ref.model.lora_alpha=32", "actor_rollout_ref.model.target_modules=[q_proj,down_proj]",
-        "argosy.weight_sync.adapter_only=on", timeout_s=230,
+        "argosy.weight_sync.adapter_only=on",
+        f"actor_rollout_ref.rollout.engine_kwargs.vllm.enable_lora={beside}", timeout_s=230,
     )  # fmt: skip
     assert code == 0, out + err
-    check_run(job, "lora", 3)
+    check_run(job, run, 3)
 
 
 @pytest.mark.timeout(300)

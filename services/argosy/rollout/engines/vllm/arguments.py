@@ -34,7 +34,7 @@ _OWN = {
 }
 """Engine arguments that engine_kwargs can't set, and why."""
 LORA = "enable_lora"
-"""The engine argument that chooses between vLLM's own LoRA and merged adapters."""
+"""The engine argument that chooses vLLM's own LoRA in place of merged adapters."""
 _ROLLOUT = "actor_rollout_ref.rollout"
 _PLACES = {
     "model": "actor_rollout_ref.model.path",
@@ -119,6 +119,10 @@ def _room_for(rank: int) -> int:
 
 
 def _extra(options: VllmOptions) -> dict[str, Any]:
+    if options.engine_kwargs.get(LORA) and not options.lora_rank:
+        raise InvalidInputError(
+            f"{_ROLLOUT}.engine_kwargs.vllm.{LORA}=true wants actor_rollout_ref.model.lora_rank, and that is 0"
+        )
     given = {name: value for name, value in options.engine_kwargs.items() if value is not None and name != LORA}
     for name in given:
         reason = _OWN.get(name) or (f"set {_PLACES[name]}" if name in _PLACES else "")
