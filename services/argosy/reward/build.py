@@ -10,6 +10,7 @@ from argosy.config import Config
 from argosy.reward.core import RewardOptions, RewardScorers
 from argosy.reward.custom import CustomFunction
 from argosy.reward.pool import PoolOptions
+from argosy.reward.sandbox.options import SandboxOptions
 from argosy.roles.reward import Reward
 from argosy.types.errors import ConfigError
 
@@ -58,4 +59,21 @@ def reward_options(cfg: Config) -> RewardOptions:
     if custom.path is not None:
         path = str(Path(custom.path).expanduser().absolute())
         function = CustomFunction(path, custom.name, dict(custom.reward_kwargs))
-    return RewardOptions(PoolOptions(worker_count=reward.worker_count, timeout_s=reward.timeout_s), function)
+    pool = PoolOptions(worker_count=reward.worker_count, timeout_s=reward.timeout_s)
+    return RewardOptions(pool, function, sandbox=_sandbox_options(cfg))
+
+
+def _sandbox_options(cfg: Config) -> SandboxOptions:
+    sandbox, mib = cfg.argosy.reward.sandbox, 1024**2
+    return SandboxOptions(
+        isolation=sandbox.isolation,
+        test_timeout_s=sandbox.test_timeout_s,
+        sample_timeout_s=sandbox.sample_timeout_s or 0.8 * cfg.argosy.reward.timeout_s,
+        memory_bytes=sandbox.memory_mb * mib,
+        tmp_bytes=sandbox.tmp_mb * mib,
+        output_bytes=sandbox.output_mb * mib,
+        process_count=sandbox.process_count,
+        languages=tuple(sandbox.languages),
+        credit=sandbox.credit,
+        site_packages=sandbox.site_packages,
+    )

@@ -229,8 +229,9 @@ def write(path: str, text: str) -> None:
 
 
 def _give_up(control: socket.socket, error: BaseException) -> NoReturn:
+    text = (isinstance(error, OSError) and error.strerror) or str(error) or repr(error)
     try:
-        messages.send(control, {"error": str(error) or repr(error)})
+        messages.send(control, {"error": text})
     except OSError as gone:
         print(f"sandbox cell: {error}; and nobody to tell: {gone}", file=sys.stderr, flush=True)
     os._exit(1)

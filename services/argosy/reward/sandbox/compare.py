@@ -17,7 +17,7 @@ from typing import Any
 from argosy.reward.sandbox.plain import Bag
 
 TOLERANCE = 1e-6
-_DECIMAL = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d{1,4})?")
+_DECIMAL = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
 _MOST_DIGITS = 400
 """Longer tokens are compared as texts: turning digits into a number takes quadratic time."""
 

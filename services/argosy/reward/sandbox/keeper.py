@@ -6,6 +6,7 @@ code only, has no more than one thread, and ends with the worker.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -63,11 +64,12 @@ def _isolate(paths: Sequence[str], tmp_bytes: int) -> cell.Parts:
             message = {"error": "the first cell ended without a word"}
     os.waitpid(pid, 0)
     if "error" in message:
-        parts["namespaces"] = parts["proc"] = str(message["error"])
+        parts["namespaces"] = parts["proc"] = f"{message['error']}{_why()}"
         if os.geteuid() == 0:
             _leave_root()
-            if not all(os.access(path, os.R_OK | os.X_OK) for path in (sys.executable, os.path.dirname(os.__file__))):
-                parts["user"] = f"user {_NOBODY} can't read {sys.executable}, which programs need"
+        needed = (sys.executable, os.path.dirname(os.__file__))
+        if not all(os.access(path, os.R_OK | os.X_OK) for path in needed):
+            parts["user"] = f"user {_NOBODY} can't read {sys.executable}, which programs need"
         return parts
     _enter(paths)
     return parts
@@ -77,7 +79,7 @@ def _try(paths: Sequence[str], tmp_bytes: int, control: socket.socket, parts: ce
     try:
         _enter(paths)
     except OSError as error:
-        messages.send(control, {"error": f"{error.strerror or error}{_why(error)}"})
+        messages.send(control, {"error": error.strerror or str(error)})
         os._exit(1)
     cell.run(control, parts, tmp_bytes)
 
@@ -112,15 +114,17 @@ def _may_mount() -> bool:
 
 def _leave_root() -> None:
     try:
-        os.setgroups([])
-    except OSError as error:  # a container may have given the capability away; then groups are few
-        print(f"sandbox keeper: {error}", file=sys.stderr)
-    os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return  # a rootless container: its root is an ordinary user outside, and there is no other one to become
+        raise OSError(error.errno, f"leave root's identity: {error.strerror}") from None
+    os.setgroups([])
     os.setresuid(_NOBODY, _NOBODY, _NOBODY)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1, what="PR_SET_DUMPABLE")  # or /proc/self would still be root's
 
 
-def _why(error: OSError) -> str:
+def _why() -> str:
     """What usually is behind a refusal, as far as this machine says."""
     for path, bad, advice in (
         ("/proc/sys/user/max_user_namespaces", "0", "user.max_user_namespaces is 0"),
@@ -137,7 +141,7 @@ def _why(error: OSError) -> str:
                     return f" ({advice})"
         except OSError:
             continue
-    return " (in a container: its seccomp or AppArmor profile)" if error.errno == 1 else ""
+    return ""
 
 
 def _make(control: socket.socket, parts: cell.Parts, tmp_bytes: int) -> None:

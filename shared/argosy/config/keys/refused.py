@@ -24,6 +24,7 @@ _REWARD_SERVER = (
 )
 _ONE_PROCESS = "a reward model is one process; a larger one goes behind argosy.reward.model.endpoint.url"
 _OLD = "verl has dropped this key"
+_SANDBOX = "code runs in the reward service's own sandbox; its settings are argosy.reward.sandbox.* (docs/sandbox.md)"
 
 REFUSED: dict[str, Refused] = {
     # data
@@ -162,7 +163,7 @@ REFUSED: dict[str, Refused] = {
     "reward_model.reward_loop_source": Refused("reward managers of one's own are not there yet", neutral=("register",)),
     "reward_model.reward_loop_module_path": Refused("reward managers of one's own are not there yet", neutral=(None,)),
     "reward_model.reward_loop_class_name": Refused("reward managers of one's own are not there yet", neutral=(None,)),
-    "reward_model.sandbox_fusion.*": Refused("code sandboxes are not there yet", neutral=(None,)),
+    "reward_model.sandbox_fusion.*": Refused(_SANDBOX, neutral=(None,)),
     "reward_model.*": Refused(_REWARD_MODEL),
     "reward.reward_manager.source": Refused("reward managers of one's own are not there yet", neutral=("register",)),
     "reward.reward_manager.*": Refused("reward managers of one's own are not there yet", neutral=(None,)),
@@ -172,7 +173,7 @@ REFUSED: dict[str, Refused] = {
     "reward.reward_model.nnodes": Refused(_ONE_PROCESS, neutral=(0, 1)),
     "reward.reward_model.rollout.*": Refused(_REWARD_SERVER),
     "reward.reward_model.*": Refused(_REWARD_MODEL, neutral=(None,)),
-    "reward.sandbox_fusion.*": Refused("code sandboxes are not there yet", neutral=(None,)),
+    "reward.sandbox_fusion.*": Refused(_SANDBOX, neutral=(None,)),
     "reward.*": Refused(_REWARD_MODEL),
     # trainer
     "trainer.default_hdfs_dir": Refused(

@@ -8,6 +8,7 @@ from typing import Any
 
 from argosy.config.schema.reward_adapters import HttpRewardConfig, NemoGymConfig, RewardServerConfig, VerifiersConfig
 from argosy.config.schema.reward_models import JudgeConfig, ScoringModelConfig
+from argosy.config.schema.reward_sandbox import SandboxConfig
 
 REWARD_KINDS = ("rules", "model", "judge", "http", "verifiers", "nemo_gym")
 """What a reward service of ours can be: `argosy.reward.build` makes them."""
@@ -35,6 +36,8 @@ class RewardServiceConfig:
     """How it is asked, of kind=nemo_gym."""
     verifiers: VerifiersConfig = field(default_factory=VerifiersConfig)
     """How it is asked, of kind=verifiers."""
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    """How code in responses is run, of kind=rules."""
     worker_count: int = 2
     """Worker processes that run scorers."""
     timeout_s: float = 10.0

@@ -34,6 +34,7 @@ from argosy.config.validate.relations import (
 from argosy.config.validate.reward_models import check_judge_files, check_reward_models
 from argosy.config.validate.rewards import check_reward_configs, check_rewards
 from argosy.config.validate.rules import check_fields
+from argosy.config.validate.sandbox import check_sandbox
 from argosy.config.validate.weight_sync import check_weight_sync
 from argosy.types.errors import ConfigError
 
@@ -63,6 +64,7 @@ CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_services,
     check_pools,
     check_rewards,
+    check_sandbox,
     check_reward_models,
 )
 FILE_CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (

@@ -1,0 +1,150 @@
+"""What counts as the expected output, how values travel, and which rows can be read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, OrderedDict, defaultdict, deque
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from argosy.reward.sandbox import plain
+from argosy.reward.sandbox.compare import same_output, same_value
+from argosy.reward.sandbox.tests import read_tests
+from argosy.reward.verifiers.code import CodeVerifier
+from argosy.types.records import Failed
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "same"),
+    [
+        ("3\n", "3", True),
+        (" 3 \n\n", "3\n", True),
+        ("1 2\n3", "1\n2\n3\n", True),
+        ("1 2", "1 2 3", False),
+        ("1 2 3", "1 2", False),
+        ("", "", True),
+        ("", "0", False),
+        ("YES", "yes", False),
+        ("03", "3", True),
+        ("+3", "3", True),
+        ("3.0", "3", False),
+        ("3", "3.0", True),
+        ("0.3333333", "0.33333333333", True),
+        ("0.3334", "0.3333333", False),
+        ("1e6", "1000000.0", True),
+        ("1000000000000000000001", "1000000000000000000000", False),
+        ("1000001.0", "1000000.0", True),
+        ("1000002.0", "1000000.0", False),
+        ("nan", "nan", True),
+        ("nan", "0.5", False),
+        ("inf", "1e400", False),
+        ("9" * 5000, "9" * 5000, True),
+        ("9" * 5000, "8" * 5000, False),
+        ("٣", "3", False),
+    ],
+)
+def test_outputs(actual: str, expected: str, same: bool) -> None:
+    assert same_output(actual, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "same"),
+    [
+        ((1, (2, 3)), [1, [2, 3]], True),
+        ([1, 2], [2, 1], False),
+        ({3, 1, 2}, [1, 2, 3], True),
+        ({3, 1}, [1, 2, 3], False),
+        (True, 1, True),
+        (1, True, True),
+        (0, None, False),
+        (None, None, True),
+        ("1", 1, False),
+        (1, "1", False),
+        (3.0, 3, True),
+        (3, 3.0, True),
+        (3.0000001, 3.0, True),
+        (3.0000001, 3, False),
+        (3.1, 3.0, False),
+        (float("nan"), 0.0, False),
+        (10**400, 1.0, False),
+        (2**70 + 1, 2**70, False),
+        ({1: "a"}, {"1": "a"}, True),
+        ({True: "a"}, {"true": "a"}, True),
+        ({"a": 1}, {"a": 1, "b": 2}, False),
+        ({}, [], False),
+        ([], None, False),
+        (deque([1, 2]), [1, 2], True),
+        (Counter("aab"), {"a": 2, "b": 1}, True),
+        (defaultdict(list, a=[1]), {"a": [1]}, True),
+        (OrderedDict(a=1), {"a": 1}, True),
+        ("\ud800x", "\ud800x", True),
+    ],
+)
+def test_values(actual: Any, expected: Any, same: bool) -> None:
+    assert same_value(plain.decode(plain.encode(actual)), expected) is same
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(PLAIN)
+def test_plain_data_comes_back(value: Any) -> None:
+    assert plain.decode(plain.encode(value)) == value
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_value_or_refused(data: bytes) -> None:
+    try:
+        plain.decode(data)
+    except plain.NotPlainError:
+        return
+
+
+def test_what_is_no_plain_data() -> None:
+    class Number(int):
+        pass
+
+    cyclic: list[Any] = []
+    cyclic.append(cyclic)
+    for value in (object(), Number(3), [Number(3)], {Number(1): 2}, cyclic, b"x", 1j, range(3)):
+        with pytest.raises(plain.NotPlainError):
+            plain.encode(value)
+    for broken in (b"[" * 200, b"s9:x", b"i", b"{n}", b"nn", b"", b"{[]n}", b"s-1:x", b"ixyz;"):
+        with pytest.raises(plain.NotPlainError):
+            plain.decode(broken)
+    assert math.isnan(plain.decode(plain.encode(math.nan)))
+
+
+def test_forms_of_tests() -> None:
+    """verl's, as a mapping and as JSON; lines in a list; apps' wrapped values; livecodebench's JSON lines."""
+    row: dict[str, Any] = {"inputs": ["1\n", ["1", "2"]], "outputs": ["2", ["3", "4"]]}
+    for tests in (read_tests(row), read_tests(json.dumps(row)), read_tests(row | {"fn_name": None})):
+        assert [(test.stdin, test.stdout) for test in tests.programs] == [("1\n", "2"), ("1\n2", "3\n4")]
+    tests = read_tests({"fn_name": "f", "inputs": [[1, [2]], '1\n"a"'], "outputs": [[5], "[5]"]})
+    assert [(plain.decode(test.arguments), test.accepted) for test in tests.calls] == [
+        ([1, [2]], ([5], 5)),
+        ([1, "a"], ([5],)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "ground_truth",
+    [
+        "", "{", "[]", "3", None, 3, [], {}, {"inputs": [], "outputs": []}, {"inputs": ["1"], "outputs": []},
+        {"inputs": "1", "outputs": "1"}, {"inputs": [1], "outputs": ["1"]}, {"inputs": ["1"], "outputs": [None]},
+        {"inputs": [3], "outputs": [3], "fn_name": "f"}, {"inputs": ["{"], "outputs": ["3"], "fn_name": "f"},
+        {"inputs": ["3"], "outputs": ["{"], "fn_name": "f"}, {"inputs": [[1]], "outputs": [1], "fn_name": "a b"},
+        {"inputs": [[1]], "outputs": [1], "fn_name": 3},
+    ],
+)  # fmt: skip
+def test_rows_that_can_not_be_read_are_at_fault(ground_truth: Any) -> None:
+    outcome = CodeVerifier().verify("```python\nprint(1)\n```", ground_truth, {})
+    assert isinstance(outcome, Failed), outcome
+    assert outcome.reason == "bad_ground_truth"

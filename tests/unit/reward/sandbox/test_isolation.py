@@ -1,0 +1,146 @@
+"""Who may run it: root, an ordinary user, and nobody where the kernel says no."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import argosy.reward.sandbox
+
+NOBODY = 65534
+PACKAGE = Path(argosy.reward.sandbox.__file__).parent
+PROGRAM = """
+import json, sys, time
+sys.path.insert(0, sys.argv[1])
+from argosy.reward.sandbox.job import Program
+from argosy.reward.sandbox.options import SandboxOptions, SandboxUnavailableError
+from argosy.reward.sandbox.runner import Sandbox
+CODES = ["import os; print(os.getuid(), os.getpid(), os.listdir('/tmp'))", "import os; os.listdir('/home')",
+         "import os, sys; os.fork() or os.execv('/bin/sleep', ['sleep', '287'])", "import socket; socket.socket()",
+         "import ctypes; print(ctypes.CDLL(None).syscall(101, 0, 0, 0, 0))", "x = bytearray(4 << 30)"]
+found = {}
+with Sandbox(SandboxOptions(isolation=sys.argv[2], site_packages=False)) as sandbox:
+    try:
+        sandbox.start()
+        found["parts"] = sandbox.parts
+        for code in CODES:
+            with sandbox.run(Program(code), deadline=time.monotonic() + 60) as job:
+                job.feed(b"")
+                job.pump(lambda: job.over, 5.0)
+                found[code] = [job.stdout.decode(), job.errors.decode().strip().rpartition("\\n")[2]]
+    except SandboxUnavailableError as error:
+        found["unavailable"] = str(error)
+print(json.dumps(found))
+"""
+NO_MORE_NAMESPACES = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
+"""In a user namespace of its own, whose limit of further ones is 0: the kernel refuses, as some containers' does."""
+
+
+@pytest.fixture
+def sources() -> Iterator[str]:
+    """Our sandbox where every user can read it; checkouts and pytest's folders often can't be read."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        target = Path(folder, "argosy", "reward")
+        target.mkdir(parents=True)
+        shutil.copytree(PACKAGE, target / "sandbox", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("__init__.py", "verifiers/__init__.py"):
+            (target / name).parent.mkdir(exist_ok=True)
+            (target / name).touch()
+        shutil.copy(PACKAGE.parent / "verifiers" / "extraction.py", target / "verifiers")
+        yield folder
+
+
+def readable_interpreter() -> str:
+    """A Python that any user can start: ours, or the system's."""
+    for path in (os.path.realpath(sys.executable), "/usr/bin/python3"):
+        check = [path, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+        try:
+            if subprocess.run(check, check=False, **as_nobody(), stderr=subprocess.DEVNULL).returncode == 0:
+                return path
+        except OSError:
+            continue
+    pytest.skip("no Python 3.11 that an ordinary user can start")
+
+
+def as_nobody() -> dict[str, Any]:
+    """For subprocess.run. Without root, we are an ordinary user ourselves."""
+    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+
+
+def outcome(
+    sources: str, isolation: str, *, user: dict[str, object], prefix: tuple[str, ...] = ()
+) -> dict[str, object]:
+    interpreter = readable_interpreter() if user or prefix else sys.executable
+    command = [*prefix, interpreter, "-c", PROGRAM, sources, isolation]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120, cwd="/", **user)
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def check_isolated(found: dict[str, object]) -> None:
+    assert found["parts"] == {"namespaces": True, "proc": True, "seccomp": True}
+    user, home, _, network, trace, memory = list(found.values())[1:]
+    assert user == ["65534 2 []\n", ""]
+    assert "FileNotFoundError" in str(home)
+    assert "PermissionError" in str(network)
+    assert trace == ["-1\n", ""]
+    assert "MemoryError" in str(memory)
+
+
+def sleepers() -> list[str]:
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            command = Path("/proc", name, "cmdline").read_bytes()
+        except OSError:
+            continue
+        if command == b"sleep\x00287\x00":
+            found.append(name)
+    return found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root")
+def test_as_root(sources: str) -> None:
+    check_isolated(outcome(sources, "required", user={}))
+    assert not sleepers()
+
+
+def test_as_an_ordinary_user(sources: str) -> None:
+    check_isolated(outcome(sources, "required", user=as_nobody()))
+    assert not sleepers()
+
+
+def refused(sources: str, isolation: str) -> dict[str, object]:
+    prefix = ("unshare", "--user", "--map-root-user", "sh", "-c", NO_MORE_NAMESPACES, "sh")
+    return outcome(sources, isolation, user=as_nobody(), prefix=prefix)
+
+
+def test_a_kernel_that_refuses_is_named_and_nothing_runs(sources: str) -> None:
+    found = refused(sources, "required")
+    assert list(found) == ["unavailable"]
+    assert "unshare(" in str(found["unavailable"])
+    assert "No space left on device" in str(found["unavailable"])
+    assert "argosy.reward.sandbox.isolation=allowed_without" in str(found["unavailable"])
+
+
+def test_allowed_without_keeps_limits_filter_and_cleaning_up(sources: str) -> None:
+    found = refused(sources, "allowed_without")
+    parts = found["parts"]
+    assert isinstance(parts, dict)
+    assert (parts["seccomp"], "unshare(" in str(parts["namespaces"])) == (True, True)
+    user, _, _, network, trace, memory = list(found.values())[1:]
+    assert "[" in str(user)
+    assert "PermissionError" in str(network)
+    assert trace == ["-1\n", ""]
+    assert "MemoryError" in str(memory)
+    assert not sleepers()
