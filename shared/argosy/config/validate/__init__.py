@@ -31,7 +31,7 @@ from argosy.config.validate.relations import (
     check_optimizer,
     check_trainer,
 )
-from argosy.config.validate.reward_models import check_judge_files, check_reward_models
+from argosy.config.validate.reward_models import check_judge_files, check_own_weights, check_reward_models
 from argosy.config.validate.rewards import check_reward_configs, check_rewards
 from argosy.config.validate.rules import check_fields
 from argosy.config.validate.sandbox import check_sandbox
@@ -96,8 +96,8 @@ def find_problems(config: Config, *, files: bool = True) -> list[str]:
 
 
 def validate(config: Config) -> None:
-    """Raises ConfigError that lists every problem (exit code 2)."""
-    problems = find_problems(config)
+    """What a training run can't do with. Raises ConfigError that lists every problem (exit code 2)."""
+    problems = [*find_problems(config), *check_own_weights(config)]
     if problems:
         raise ConfigError("\n".join(problems))
 

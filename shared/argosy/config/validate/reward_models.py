@@ -27,6 +27,15 @@ def check_reward_models(config: Config) -> Iterator[str]:
         yield from _check_judge(config)
 
 
+def check_own_weights(config: Config) -> Iterator[str]:
+    """A server of a run that answers before the trainer's weights have come would train on another model's samples."""
+    if config.argosy.rollout.start_ready:
+        yield (
+            "argosy.rollout.start_ready: got true for a training run, whose rollout servers wait for the trainer's "
+            "weights; it is for `argosy serve rollout` of a model that isn't trained, such as a judge"
+        )
+
+
 def _check_enable(config: Config) -> Iterator[str]:
     if not config.reward_model.enable:
         return

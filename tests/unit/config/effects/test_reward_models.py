@@ -423,3 +423,18 @@ async def test_memory_size(server: ModelServer, make: Made) -> None:
 
 def test_config_without_models_builds_none_of_it() -> None:
     assert Config().reward_kind == "rules"
+
+
+async def test_start_ready(tmp_path: Path) -> None:
+    """A rollout server that serves its own weights at once; a training run refuses it."""
+    from argosy.config import validate
+    from argosy.modeling.tiny import save_tiny_model
+    from argosy.rollout.__main__ import build
+
+    model = save_tiny_model(tmp_path / "tiny")
+    for arguments, state in (([], "stale"), (["argosy.rollout.start_ready=true"], "ready")):
+        core = build(load([f"actor_rollout_ref.model.path={model}", "argosy.rollout.device=cpu", *arguments]))
+        assert (await core.status()).state == state
+        await core.close()
+    with pytest.raises(ConfigError, match="start_ready: got true for a training run"):
+        validate(load(["argosy.rollout.start_ready=true"]))
