@@ -145,3 +145,32 @@ def test_f10_a_stuck_engine_does_not_outlast_a_stop(rollout: tuple[subprocess.Po
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=15) == 0
     assert time.monotonic() - began < 3.0 + SLACK_S  # argosy.stop_grace_s
+
+
+def test_f10_a_blocked_event_loop_is_found_out_and_ends_the_server(
+    rollout: tuple[subprocess.Popen[bytes], Checks], tmp_path: Path
+) -> None:
+    """Its lease and its connections are kept alive by other threads: nobody else would notice before a deadline."""
+    process, checks = rollout
+    checks.until(SERVING, 60)
+    began = time.monotonic()
+    process.send_signal(signal.SIGALRM)
+    with pytest.raises(grpc.RpcError) as failed:  # a call that is under way: it doesn't wait for its deadline
+        checks.stub.Check(health_pb2.HealthCheckRequest(), timeout=30)
+    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert process.wait(timeout=BOUND_S + SLACK_S) == 1
+    assert BOUND_S / 2 < time.monotonic() - began < BOUND_S + 2 * SLACK_S
+    log = (tmp_path / "log").read_text()
+    assert f"the event loop has not had a turn for {BOUND_S:g} s" in log
+    assert "in block" in log, "where it stands"
+
+
+def test_f10_a_stopped_process_is_not_a_blocked_loop(rollout: tuple[subprocess.Popen[bytes], Checks]) -> None:
+    process, checks = rollout
+    checks.until(SERVING, 60)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(2 * BOUND_S)
+    process.send_signal(signal.SIGCONT)
+    time.sleep(BOUND_S)
+    assert checks.ask() == SERVING
+    assert process.poll() is None

@@ -162,6 +162,7 @@ class _Process:
         self._tracing = tracing
         self._host = host
         self._port = port
+        self._section: Any = getattr(config.argosy, service.role, None)
         self._core: Any = None
         self._stuck = False
 
@@ -170,6 +171,7 @@ class _Process:
         from argosy.membership.etcd import EtcdMembership
         from argosy.membership.etcd_client import EtcdOptions
         from argosy.rpc.gate import Gate
+        from argosy.rpc.loop_watch import LoopWatch
         from argosy.rpc.options import RpcOptions
         from argosy.rpc.server import RpcServer
 
@@ -183,6 +185,8 @@ class _Process:
             interceptors=self._tracing.server_interceptors(),
         )
         await server.start()
+        stall_timeout_s = getattr(self._section, "stall_timeout_s", None)
+        watch = None if stall_timeout_s is None else LoopWatch(stall_timeout_s)
         membership = EtcdMembership(EtcdOptions(tuple(settings.endpoints), settings.prefix, settings.lease_ttl_s))
         try:
             registration = await membership.register(self._member(server))
@@ -199,6 +203,8 @@ class _Process:
             superseded.cancel()
             return work.result()
         finally:
+            if watch is not None:
+                watch.stop()
             await self._close(server, membership)
 
     async def _serve(
