@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -68,7 +68,7 @@ def honest(chosen: CodeVerifier) -> None:
     assert_score(chosen, "def f(x): return [x]\n", calls, 1.0)
 
 
-def assert_score(chosen: CodeVerifier, code: str, tests: dict[str, object], score: float) -> None:
+def assert_score(chosen: CodeVerifier, code: str, tests: Mapping[str, object], score: float) -> None:
     outcome = chosen.verify(fenced(code), tests, {})
     assert isinstance(outcome, Scored), outcome
     assert outcome.score == score, outcome

@@ -89,7 +89,7 @@ def _first(control: socket.socket, parts: Parts, tmp_bytes: int, parent: int) ->
         with os.fdopen(job_fd, "rb", closefd=False) as file:
             job = json.load(file)
         _serve(control, job, job_fd, pipes)
-    except EOFError:
+    except (EOFError, ConnectionError):
         os._exit(0)  # the worker doesn't need us any more
     except BaseException as error:  # noqa: BLE001 -- as above
         _give_up(control, error)

@@ -77,9 +77,7 @@ def as_nobody() -> dict[str, Any]:
     return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
 
 
-def outcome(
-    sources: str, isolation: str, *, user: dict[str, object], prefix: tuple[str, ...] = ()
-) -> dict[str, object]:
+def outcome(sources: str, isolation: str, *, user: dict[str, Any], prefix: tuple[str, ...] = ()) -> dict[str, object]:
     interpreter = readable_interpreter() if user or prefix else sys.executable
     command = [*prefix, interpreter, "-c", PROGRAM, sources, isolation]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120, cwd="/", **user)

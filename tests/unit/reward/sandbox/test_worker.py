@@ -40,6 +40,14 @@ def descendants(scorers: RewardScorers) -> list[psutil.Process]:
     return [child for pid in scorers.worker_pids for child in psutil.Process(pid).children(recursive=True)]
 
 
+def wait_started(scorers: RewardScorers) -> None:
+    """Until there are a keeper, a cell's two processes, and the program."""
+    end = time.monotonic() + 30
+    while len(descendants(scorers)) < 4:
+        assert time.monotonic() < end, "the program wasn't started"
+        time.sleep(0.02)
+
+
 def wait_gone(processes: list[psutil.Process]) -> None:
     _, alive = psutil.wait_procs(processes, timeout=20)
     left = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
@@ -62,9 +70,7 @@ async def test_the_sandbox_ends_with_the_service(scorers: RewardScorers) -> None
 
 async def test_a_worker_that_is_killed_leaves_nothing_and_the_next_one_scores(scorers: RewardScorers) -> None:
     running = asyncio.create_task(scorers.score([sample(1, STAYS)], deadline_s=60))
-    end = time.monotonic() + 30
-    while len(descendants(scorers)) < 4 and time.monotonic() < end:
-        await asyncio.sleep(0.02)
+    await asyncio.to_thread(wait_started, scorers)
     started = descendants(scorers)
     os.kill(scorers.worker_pids[0], signal.SIGKILL)
     outcome = (await running)[0].outcome
