@@ -1,82 +1,156 @@
-"""Samples a second of the built-in verifiers: called directly, and through worker processes as the service does.
+"""Samples a second of the built-in verifiers, through the worker processes as the service runs them.
 
-    python benchmarks/reward.py [--samples 4000] [--workers 2]
+    python benchmarks/reward.py [--seconds 5] [--workers 2] [--kinds gsm8k,values,math-verify,code] [--hung 0.01]
 
-MATH answers differ from sample to sample, so that no cache of parsed formulas helps. "Warm" means after the first
-sample, whose import of math-verify is timed apart.
+Each kind is measured three times: alone, with a share of adversarial answers (power towers, integrals, deep brackets,
+long digits: texts made to cost much), and with a share of answers that really hang, until a limit ends them. No two
+formulas are the same, so that no cache of parsed formulas helps. "values" are formulas that are decided by evaluating
+them, "math-verify" those that need it, each in a child of its worker. "direct" is one process without workers.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
+import json
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from argosy.reward.core import RewardOptions, RewardScorers
 from argosy.reward.pool import PoolOptions
 from argosy.reward.verifiers import find_verifier
+from argosy.reward.verifiers.scoring import score
 from argosy.types.ids import SampleId
-from argosy.types.records import ScoreRequest, ScoreResult
+from argosy.types.records import Scored, ScoreRequest, ScoreResult
 
 THOUGHT = "First we add what is given, then we look at what is left over, and simplify. " * 12
+BATCH = 256
+ADVERSARIAL = (
+    r"\boxed{\dfrac{7^{7^{7^{7^{7}}}}}{3}}",
+    r"\boxed{((30!)!)!}",
+    r"\boxed{10^{10^{10}}}",
+    "(" * 50_000,
+    "9" * 100_000,
+    r"\boxed{\int_0^1 \sin(x^3) e^{x} \log(x+1) dx}",
+    r"\boxed{" + "(" * 50_000 + "}",
+    r"\boxed{(((9^9)^9)^9)^9}",
+    r"\boxed{(x+y+z)^{400}}",
+    r"\boxed{" + "1," * 50_000 + "1}",
+    "Answer: " * 20_000,
+    r"\boxed{\sqrt{2+\sqrt{2+\sqrt{2+\sqrt{2+\sqrt{3}}}}}^{77} < y}",
+)
+HANGS = r"\boxed{\sin^{-1}(\sqrt{\cos(x^{9}+\ln(y+x)) + \ln(\sin(y^{8}))}) \cdot \tan(x)^{7} + \sqrt{x+\sqrt{y}}}"
+"""math-verify works on it for minutes; every other rule leaves it to math-verify."""
+
+Make = Callable[[int], tuple[str, Any]]
 
 
-def gsm8k(k: int) -> ScoreRequest:
-    return ScoreRequest(SampleId(0, k, 0), "openai/gsm8k", "", f"{THOUGHT}\n#### {k:,}", str(k))
+def gsm8k(k: int) -> tuple[str, Any]:
+    return f"{THOUGHT}\n#### {k:,}", str(k)
 
 
-def math_numbers(k: int) -> ScoreRequest:
-    return ScoreRequest(SampleId(0, k, 0), "lighteval/MATH", "", rf"{THOUGHT}\boxed{{\frac{{{k}}}{{7}}}}", f"{k}/7")
+def values(k: int) -> tuple[str, Any]:
+    return rf"{THOUGHT}\boxed{{{k}x + \sqrt{{{4 * k}}}}}", rf"2\sqrt{{{k + k % 2}}} + {k}x"
 
 
-def math_formulas(k: int) -> ScoreRequest:
-    answer, gold = rf"{k}x + \sqrt{{{4 * k}}}", rf"2\sqrt{{{k}}} + {k}x"
-    return ScoreRequest(SampleId(0, k, 0), "lighteval/MATH", "", rf"{THOUGHT}\boxed{{{answer}}}", gold)
+def math_verify(k: int) -> tuple[str, Any]:
+    return rf"{THOUGHT}\boxed{{\arcsin(\frac{{1}}{{{k + 2}}})}}", rf"\sin^{{-1}}(\frac{{2}}{{{2 * (k + k % 2) + 4}}})"
 
 
-def direct_rate(items: list[ScoreRequest]) -> float:
+def code(k: int) -> tuple[str, Any]:
+    program = f"```python\nprint(int(input()) + {k})\n```"
+    return THOUGHT + program, json.dumps({"inputs": ["1\n"], "outputs": [f"{k + 1 + k % 2}\n"]})
+
+
+@dataclass(frozen=True)
+class Kind:
+    source: str
+    make: Make
+    adversarial: tuple[str, ...]
+    hangs: str
+    gold_of_hangs: Any
+
+
+KINDS = {
+    "gsm8k": Kind("openai/gsm8k", gsm8k, ADVERSARIAL, HANGS, "5"),
+    "values": Kind("lighteval/MATH", values, ADVERSARIAL, HANGS, r"\sin^{-1}(x)"),
+    "math-verify": Kind("lighteval/MATH", math_verify, ADVERSARIAL, HANGS, r"\sin^{-1}(x)"),
+    "code": Kind(
+        "codecontests",
+        code,
+        ("```python\nimport os\nwhile True: os.fork()\n```", "```python\nwhile True: print('x' * 1000)\n```"),
+        "```python\nwhile True: pass\n```",
+        json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]}),
+    ),
+}
+
+
+def requests(kind: Kind, share: float, bad: tuple[str, ...] | None) -> Iterator[ScoreRequest]:
+    """Endlessly; `share` of them, spread evenly at random places, are bad ones."""
+    chance = random.Random(0)
+    for k in itertools.count(1):
+        response, gold = kind.make(k)
+        if bad is not None and chance.random() < share:
+            response = bad[chance.randrange(len(bad))]
+            gold = kind.gold_of_hangs if bad == (kind.hangs,) else gold
+        yield ScoreRequest(SampleId(0, k, 0), kind.source, "", response, gold, {})
+
+
+def direct_rate(kind: Kind, seconds: float) -> float:
     """Samples a second in this process, one after the other."""
+    verifier = find_verifier(kind.source)
+    assert verifier is not None
+    verifier.prepare()
     started = time.perf_counter()
-    for item in items:
-        verifier = find_verifier(item.data_source)
-        assert verifier is not None
-        verifier.verify(item.response_text, item.ground_truth, item.extra_info)
-    return len(items) / (time.perf_counter() - started)
+    for count, item in enumerate(requests(kind, 0, None), start=1):
+        score(verifier, item.response_text, item.ground_truth, {})
+        if time.perf_counter() - started > seconds:
+            return count / (time.perf_counter() - started)
+    raise AssertionError("requests don't end")
 
 
-def pool_rate(scorers: RewardScorers, items: list[ScoreRequest]) -> float:
-    """Samples a second through the worker processes."""
+async def pool_rate(scorers: RewardScorers, stream: Iterator[ScoreRequest], seconds: float) -> tuple[float, int]:
+    """Samples a second with two batches in flight, and how many of them could not be scored."""
+    started, done, failed = time.perf_counter(), 0, 0
 
-    async def run() -> list[ScoreResult]:
-        return await scorers.score(items, deadline_s=600)
+    async def batches() -> None:
+        nonlocal done, failed
+        while time.perf_counter() - started < seconds:
+            results: list[ScoreResult] = await scorers.score(list(itertools.islice(stream, BATCH)), deadline_s=600)
+            done += len(results)
+            failed += sum(not isinstance(result.outcome, Scored) for result in results)
 
-    started = time.perf_counter()
-    asyncio.run(run())
-    return len(items) / (time.perf_counter() - started)
+    await asyncio.gather(batches(), batches())
+    return done / (time.perf_counter() - started), failed
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=4000)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--kinds", default="gsm8k,values,math-verify")
+    parser.add_argument("--hung", type=float, default=0.01, help="share of adversarial and of hanging answers")
     arguments = parser.parse_args()
-    started = time.perf_counter()
     scorers = RewardScorers(RewardOptions(PoolOptions(worker_count=arguments.workers)))
-    print(f"{arguments.workers} workers ready in {time.perf_counter() - started:.2f} s")
-    kinds: dict[str, tuple[Callable[[int], ScoreRequest], int]] = {
-        "gsm8k": (gsm8k, arguments.samples),
-        "MATH, numbers": (math_numbers, arguments.samples),
-        "MATH, formulas": (math_formulas, max(100, arguments.samples // 20)),
-    }
+    share = arguments.hung
     try:
-        print(f"{'':16}{'direct/s':>10}{'pool/s':>10}{'pool ÷ direct':>16}")
-        for name, (make, count) in kinds.items():
-            pool_rate(scorers, [make(k) for k in range(1_000_001, 1_000_001 + 4 * arguments.workers)])
-            direct_rate([make(1_000_000)])
-            items = [make(k) for k in range(1, count + 1)]
-            direct, pooled = direct_rate(items), pool_rate(scorers, items)
-            print(f"{name:16}{direct:10.0f}{pooled:10.0f}{pooled / direct:16.2f}")
+        print(f"| kind | direct/s | pool/s | with {share:.0%} adversarial | with {share:.0%} hanging | not scored |")
+        print("|---|---|---|---|---|---|")
+        for name in arguments.kinds.split(","):
+            kind = KINDS[name]
+            direct = direct_rate(kind, min(3.0, arguments.seconds)) if name != "code" else float("nan")
+            asyncio.run(pool_rate(scorers, requests(kind, 0, None), 1.0))  # imports, first parses
+            found = []
+            for bad in (None, kind.adversarial, (kind.hangs,)):
+                found.append(asyncio.run(pool_rate(scorers, requests(kind, share, bad), arguments.seconds)))
+            rates = [rate for rate, _ in found]
+            shown = [f"{rate:.0f} ({rate / rates[0] - 1:+.0%})" for rate in rates[1:]]
+            failed = sum(count for _, count in found)
+            print(f"| {name} | {direct:.0f} | {rates[0]:.0f} | {shown[0]} | {shown[1]} | {failed} |", flush=True)
     finally:
         scorers.shutdown()
 

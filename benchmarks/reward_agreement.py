@@ -78,7 +78,7 @@ def math_verify_alone(pair: Pair) -> bool:
 
 
 def rows(tables: dict[str, Table]) -> Iterator[str]:
-    yield "| family | pairs | right, rewarded | wrong, not rewarded | **false positives** | false negatives | bad gold |"
+    yield "| family | pairs | right, paid | wrong, not paid | **false positives** | false negatives | bad gold |"
     yield "|---|---|---|---|---|---|---|"
     total: collections.Counter[str] = collections.Counter()
     for name, table in [*tables.items(), ("**all**", Table(total))]:

@@ -35,7 +35,7 @@ POISON = (
     "(" * 50_000,
     "9" * 100_000,
 )
-SLOW_FORMULA = r"\log(\sin(\log(x^{50}+y^{31})))^{77}+\log((x+1)^{99}) < y"
+SLOW_FORMULA = r"\sin^{-1}(\sqrt{\cos(x^{9}+\ln(y+x)) + \ln(\sin(y^{8}))}) \cdot \tan(x)^{7} + \sqrt{x+\sqrt{y}}"
 """Passes the checks on the text; sympy works on it for minutes."""
 
 MISCHIEF = """
@@ -121,8 +121,8 @@ async def test_a11_an_answer_that_takes_sympy_minutes_is_wrong(
 ) -> None:
     scorers = make_scorers()
     items = [
-        make_request(0, rf"\boxed{{{SLOW_FORMULA}}}", r"x < \sqrt{y}", MATH),
-        make_request(1, r"\boxed{f(x)=2}", "f(x)=1+1", MATH),
+        make_request(0, rf"\boxed{{{SLOW_FORMULA}}}", r"\sin^{-1}(x)", MATH),
+        make_request(1, r"\boxed{\arcsin(x)}", r"\sin^{-1}(x)", MATH),
     ]
     started = time.monotonic()
     slow, normal = await scorers.score(items, deadline_s=60)

@@ -290,7 +290,7 @@ def test_the_format_reward_cannot_be_had_by_tricks(response: str) -> None:
         ("argosy/math", r"\boxed{east}", "west", "words"),
         ("argosy/math", r"\boxed{x+5=5}", "\\sqrt{5}", "equation"),
         ("argosy/math", r"\boxed{3 > x}", "x < 3", "value"),
-        ("argosy/math", r"\boxed{f(x)=1+x^2}", "f(x)=x^2+1", "math-verify"),
+        ("argosy/math", r"\boxed{\arcsin(x)}", r"\sin^{-1}(x)", "math-verify"),
         ("argosy/math", r"\boxed{\int_0^1 x dx}", r"\sqrt{5}", "unevaluated"),
         ("argosy/math", r"\boxed{9^{9^{9^9}}}", r"\sqrt{5}", "costly"),
     ],

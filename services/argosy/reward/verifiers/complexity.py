@@ -13,6 +13,8 @@ MOST_CHARACTERS = 600
 MOST_DEPTH = 40
 MOST_EXPONENT = 20_000
 """Bound on a literal exponent, and on the product of the exponents of brackets."""
+MOST_ALGEBRAIC_CHARACTERS = 200
+MOST_ALGEBRAIC_EXPONENT = 20
 _LONG_LITERAL = re.compile(r"\d{300,}")
 _POWER = re.compile(r"(?P<base>[)}\]!]?)\s*(?:\^|\*\*)\s*(?:\{|(?P<token>-?\d+|\\?[A-Za-z]+|[^\s{]))")
 _BIG_BINOMIAL = re.compile(r"binom\s*\{[^{}]*\d{5,}|binom\s*\{[^{}]*\}\s*\{[^{}]*\d{5,}")
@@ -33,6 +35,17 @@ def is_too_costly(text: str) -> bool:
         or _powers_explode(text)
         or _factorials_explode(text)
     )
+
+
+def is_too_large_for_algebra(text: str) -> bool:
+    r"""Whether not to ask a computer algebra system, which can simplify for hours where evaluating takes no time.
+
+    >>> is_too_large_for_algebra(r"\{x : x > 2\}"), is_too_large_for_algebra(r"\{(x+y)^{77}\}")
+    (False, True)
+    """
+    exponents = (match.group("token") or _group(text, match.end() - 1) for match in _POWER.finditer(text))
+    large = any(int(digits) > MOST_ALGEBRAIC_EXPONENT for power in exponents for digits in re.findall(r"\d+", power))
+    return len(text) > MOST_ALGEBRAIC_CHARACTERS or large
 
 
 def depth(text: str) -> int:

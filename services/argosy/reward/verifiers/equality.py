@@ -20,11 +20,11 @@ import re
 from dataclasses import dataclass
 
 from argosy.reward.verifiers import algebra, relations, values
-from argosy.reward.verifiers.complexity import MOST_DEPTH, depth, is_too_costly
+from argosy.reward.verifiers.complexity import MOST_DEPTH, depth, is_too_costly, is_too_large_for_algebra
 from argosy.reward.verifiers.formula import UnreadableError
 from argosy.reward.verifiers.isolation import OverrunError
 from argosy.reward.verifiers.latex import TEXT_CLOSE, TEXT_OPEN, plain, squeezed, unwrap, words
-from argosy.reward.verifiers.lists import Items, matrix_items, split_items, without_name
+from argosy.reward.verifiers.lists import Items, matrix_items, split_items, without_name, without_same_name
 from argosy.reward.verifiers.numbers import read_number
 
 MOST_CHARACTERS = 4000
@@ -132,6 +132,9 @@ def _can_be_evaluated(text: str) -> bool:
 
 def _judge_items(gold: Items, stated: Items, gold_text: str, stated_text: str) -> Verdict:
     if gold.is_single and stated.is_single:
+        pair = without_same_name(gold_text, stated_text)
+        if pair is not None:
+            return judge(*pair)
         return _judge_one(without_name(gold_text, stated_text), without_name(stated_text, gold_text))
     if gold.shape == stated.shape and len(gold.texts) == len(stated.texts):
         return Verdict(_equal_in_order(gold, stated) if gold.ordered else _equal_in_any_order(gold, stated), "list")
@@ -190,7 +193,7 @@ def _judge_formulas(gold: str, stated: str) -> Verdict:
         return Verdict(same, "value")
     if _UNEVALUATED.search(plain_gold) or _UNEVALUATED.search(plain_stated):
         return Verdict(False, "unevaluated")
-    if is_too_costly(gold) or is_too_costly(stated):
+    if any(is_too_costly(text) or is_too_large_for_algebra(text) for text in (gold, stated)):
         return Verdict(False, "costly")
     try:
         return Verdict(algebra.equal(plain_gold, plain_stated), "math-verify")

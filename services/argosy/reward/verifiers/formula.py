@@ -262,14 +262,16 @@ class _Reader:
             if power == ("negative", ("number", "1")):
                 raise UnreadableError("an inverse function or a reciprocal")
         tree: Tree = (name, self._function_argument())
+        if self.here == "^":  # \sin(x)^2 is the sine's square, as \sin^2(x) is
+            if power is not None:
+                raise UnreadableError("two powers of a function")
+            self._next()
+            power = self._argument()
         return tree if power is None else ("^", tree, power)
 
     def _function_argument(self) -> Tree:
         if self.here in ("(", "[", "{", "|"):
-            tree = self._atom()
-            if self.here == "^":
-                raise UnreadableError("a power behind a function's bracket")
-            return tree
+            return self._atom()
         if self.here == "-":
             self._next()
             return ("negative", self._factors(inside_function=True))

@@ -2,7 +2,9 @@ r"""Plain forms of LaTeX and Markdown, so that texts which mean the same compare
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Callable
 from typing import Final
 
 TEXT_OPEN: Final = "⟨"
@@ -27,6 +29,21 @@ _WRAPPERS = (
 _SAME = {"−": "-", "–": "-", "×": r"\times ", "÷": r"\div ", "π": r"\pi ", "∞": r"\infty ", "{,}": ",", "~": " "}
 
 
+_MOST_CACHED = 1000
+
+
+def cached(function: Callable[[str], str]) -> Callable[[str], str]:
+    """The rules ask for the plain form of the same short text many times; long ones would fill the memory."""
+    remembered = functools.lru_cache(maxsize=512)(function)
+
+    @functools.wraps(function)
+    def call(text: str) -> str:
+        return remembered(text) if len(text) <= _MOST_CACHED else function(text)
+
+    return call
+
+
+@cached
 def unwrap(text: str) -> str:
     r"""Take off the Markdown, the math delimiters and the full stop around an answer (case A15).
 
@@ -52,6 +69,7 @@ def unwrap(text: str) -> str:
             return text
 
 
+@cached
 def plain(text: str) -> str:
     r"""One spelling for each thing: `\dfrac12` → `\frac{1}{2}`, `12{,}600` → `12,600`, `\text{ cm}` → `⟨ cm⟩`.
 
@@ -87,6 +105,7 @@ def _long_fractions(text: str) -> str:
     return re.sub(r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}", text)
 
 
+@cached
 def squeezed(text: str) -> str:
     """For comparing formulas as text: plain, without spaces, text boxes and outer delimiters."""
     return re.sub(rf"[\s{TEXT_OPEN}{TEXT_CLOSE}]", "", plain(unwrap(text)))

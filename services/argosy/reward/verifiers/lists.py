@@ -109,6 +109,23 @@ def without_name(text: str, other: str) -> str:
     return text if named is None or "=" in other else bare.rpartition("=")[2].strip()
 
 
+def without_same_name(gold: str, stated: str) -> tuple[str, str] | None:
+    """Both right-hand sides, if both texts give a value to the same name; None otherwise.
+
+    >>> without_same_name("f(x) = x + 1", "f(x)=1+x"), without_same_name("x=5", "y=5")
+    (('x + 1', '1+x'), None)
+    """
+    sides = []
+    for text in (gold, stated):
+        bare = plain(unwrap(text))
+        named = _NAME.match(bare)
+        if named is None or "=" in bare[named.end() :]:
+            return None
+        sides.append((re.sub(r"\s", "", named.group(1)), bare[named.end() :]))
+    (gold_name, gold_value), (stated_name, stated_value) = sides
+    return (gold_value, stated_value) if gold_name == stated_name and gold_value and stated_value else None
+
+
 def _brackets(text: str) -> str:
     """The brackets that enclose the whole text, or nothing."""
     if len(text) < 2 or text[0] not in "([" or text[-1] not in ")]":

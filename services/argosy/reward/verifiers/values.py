@@ -65,7 +65,7 @@ def _equal_formulas(gold: Formula, stated: Formula, base: str) -> bool | None:
     import mpmath
 
     places = _DECIMAL_PLACES if gold.decimal or stated.decimal else _EXACT_PLACES
-    letters, imaginary = sorted(gold.letters | stated.letters), gold.imaginary or stated.imaginary
+    letters, imaginary = tuple(sorted(gold.letters | stated.letters)), gold.imaginary or stated.imaginary
     with mpmath.workdps(_DIGITS):
         compared = 0
         for positive, points in ((True, _points(letters, _POSITIVE, base)), (False, _points(letters, _NEGATIVE, base))):
@@ -95,7 +95,7 @@ def constant_ratio(gold: Formula, stated: Formula, *, base: str, positive: bool)
     places = _DECIMAL_PLACES if gold.decimal or stated.decimal else _EXACT_PLACES
     ratios = []
     with mpmath.workdps(_DIGITS):
-        letters = sorted(gold.letters)
+        letters = tuple(sorted(gold.letters))
         for point in _points(letters, _POSITIVE, base) + _points(letters, _NEGATIVE, base):
             try:
                 left, right = evaluate(gold.tree, point), evaluate(stated.tree, point)
@@ -109,14 +109,24 @@ def constant_ratio(gold: Formula, stated: Formula, *, base: str, positive: bool)
         return not positive or bool(mpmath.re(ratios[0]) > 0)
 
 
-def _points(letters: list[str], values: tuple[str, ...], base: str) -> list[dict[str, Any]]:
+@functools.lru_cache(maxsize=256)
+def _points(letters: tuple[str, ...], values: tuple[str, ...], base: str) -> tuple[Mapping[str, Any], ...]:
+    """Within `workdps(_DIGITS)`, at the first call too."""
     from mpmath import mpf
 
     logarithm = {_BASE: mpf(10) if base == "10" else None}
     if not letters:
-        return [logarithm] if values is _POSITIVE else []
+        return (logarithm,) if values is _POSITIVE else ()
     shifts = {letter: 1 + mpf(index * 7 % 11) / 13 for index, letter in enumerate(letters)}
-    return [{letter: mpf(value) * shift for letter, shift in shifts.items()} | logarithm for value in values]
+    return tuple({letter: mpf(value) * shift for letter, shift in shifts.items()} | logarithm for value in values)
+
+
+@functools.lru_cache(maxsize=1024)
+def _literal(digits: str) -> Any:
+    """Within `workdps(_DIGITS)`."""
+    from mpmath import mpf
+
+    return mpf(int(digits)) if digits.isdigit() else mpf(digits)
 
 
 def _close(left: Any, right: Any, places: int) -> bool:
@@ -136,7 +146,7 @@ def evaluate(tree: Tree, point: Mapping[str, Any]) -> Any:
 
     kind, *rest = tree
     if kind == "number":
-        return mpmath.mpf(rest[0])
+        return _literal(str(rest[0]))
     if kind == "letter":
         return point[str(rest[0])]
     if kind == "constant":
