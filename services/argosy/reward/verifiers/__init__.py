@@ -14,6 +14,7 @@ from argosy.reward.verifiers import (
     exact,
     formatting,
     geometry,
+    gym_scorers,
     maths,
     numeric,
     penalties,
@@ -81,6 +82,7 @@ VERIFIERS: dict[str, Verifier] = {
 
 PREFIXES: dict[str, Verifier] = {
     "reasoning_gym/": Verifier("reasoning_gym", puzzles.verify),
+    "reasoning_gym_scorer/": Verifier("reasoning_gym_scorer", gym_scorers.verify, gym_scorers.prepare),
     "aime": DAPO,
 }
 """Prefix of a data source → verifier: `reasoning_gym/chain_sum` and its siblings, as `argosy data make` writes them."""
