@@ -40,7 +40,7 @@ async def test_an_example_keeps_the_contract(language: Language) -> None:
         findings = await check_server(address, timeout_s=20, samples=SAMPLES)
     assert not failures(findings), describe(findings)
     warned = {finding.check for finding in findings if finding.result is Result.WARNED}
-    assert warned <= {"error_details"}, describe(findings)
+    assert warned <= ({"error_details"} if language.takes_sources else set()), describe(findings)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def addresses() -> Iterator[dict[str, str]]:
     """Every example that can be built here, running."""
     there = [language for language in LANGUAGES if not language.missing()]
     with ExitStack() as stack:
-        for language in there or LANGUAGES[:1]:
+        for language in there:
             language.make()
         yield {language.name: stack.enter_context(language.serve(["numbers"])) for language in there}
 
@@ -85,7 +85,7 @@ def test_examples_serve_a_training_run_and_agree(numbers: ToyJob, addresses: dic
     for row in rows:
         for name in addresses:
             own = row[f"reward/{name}/acc/mean"] if len(addresses) > 1 else row["reward/acc/mean"]
-            # Three languages judge the same answers, and agree on each: so their means are one number.
+            # All judge the same answers, and agree on each: so their means are one number.
             assert own * 0.5 * len(addresses) == pytest.approx(row["critic/score/mean"])
 
 

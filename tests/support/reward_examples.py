@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ class Language:
     build: tuple[str, ...]
     command: tuple[str, ...]
     """Before PORT and the data sources."""
+    takes_sources: bool = True
+    """Whether PORT and the data sources are its arguments; else it has its own, and a free port."""
 
     @property
     def folder(self) -> Path:
@@ -58,7 +61,7 @@ class Language:
     @contextmanager
     def serve(self, sources: Sequence[str]) -> Iterator[str]:
         """Start it for these data sources; its address."""
-        command = [*self.command, "0", *sources]
+        command = [*self.command, *(["0", *sources] if self.takes_sources else [])]
         process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, text=True)
         watchdog = threading.Timer(START_S, process.kill)
         watchdog.start()
@@ -78,6 +81,8 @@ class Language:
 
 _GO_PACKAGES = "/usr/share/gocode/src/google.golang.org"
 LANGUAGES = (
+    Language("python", (), (), (), (sys.executable, "-m", "argosy.cli.main", "serve", "reward", "--function",
+                                    "reward.py:last_number"), takes_sources=False),
     Language("node", ("node",), ("node_modules/@grpc/grpc-js", "node_modules/grpc-health-check"), (),
              ("node", "server.js")),
     Language("go", ("go", "make", "protoc", "protoc-gen-go", "protoc-gen-go-grpc"),

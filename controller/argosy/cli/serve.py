@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from argosy.config import Config
@@ -42,11 +42,15 @@ with remote: true (docs/placement.md). So does --name NAME for a reward server a
 (docs/rewards-services.md).
 
 On one machine there is no need for this: `argosy train` starts everything.
+
+A reward function alone, for a run's argosy.reward.services.NAME.address:
+  argosy serve reward --function my_reward.py:score --address 127.0.0.1:4711
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
+    from argosy.cli import serve_function
     from argosy.rpc.host_options import add_arguments
 
     parser = subparsers.add_parser(
@@ -69,10 +73,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--member", help="id of this member, unique in the fleet (default: <role>-<host>-<random>)")
     add_arguments(parser)
+    serve_function.add_arguments(parser)
     parser.set_defaults(func=serve)
 
 
 def serve(args: argparse.Namespace) -> int:
+    """Serve a function by itself, or be a member of a fleet."""
+    from argosy.cli import serve_function
+
+    if args.function is not None:
+        return serve_function.serve_function(args)
+    serve_function.refuse_alone(args)
+    return serve_member(args)
+
+
+def serve_member(args: argparse.Namespace) -> NoReturn:
     """Check the configuration, then run the service in this process."""
     import importlib
     import secrets

@@ -102,13 +102,29 @@ class RewardScorers:
         return [ScoreResult(item.sample_id, outcomes[item.sample_id]) for item in items]
 
     async def capabilities(self) -> RewardCapabilities:
-        """Its data sources: ("*",) with a custom function; "reasoning_gym/*" stands for every name that starts so."""
-        sources = ("*",) if self._options.custom is not None else known_sources()
-        return RewardCapabilities(data_sources=sources, max_batch_size=self._options.max_batch_size)
+        """Its data sources: ("*",) with a custom function that names none; "reasoning_gym/*" stands for every name that
+        starts so."""
+        if self._options.custom is None:
+            return RewardCapabilities(known_sources(), max_batch_size=self._options.max_batch_size, name="rules")
+        traits = self._pool.traits
+        return RewardCapabilities(
+            data_sources=tuple(traits["data_sources"]),
+            needs_token_ids=bool({"prompt_ids", "response_ids"} & self._fields),
+            max_batch_size=min(self._options.max_batch_size, traits["max_batch_size"]),
+            needs_messages="messages" in self._fields,
+            repeat_forbidden=traits["repeat_forbidden"],
+            name=traits["name"] or self._options.custom.name,
+            version=traits["version"],
+        )
 
     def knows(self, data_source: str) -> bool:
         """Whether there is a scorer for the data source."""
-        return self._options.custom is not None or find_verifier(data_source) is not None
+        if self._options.custom is None:
+            return find_verifier(data_source) is not None
+        return any(
+            data_source == source or (source.endswith("*") and data_source.startswith(source[:-1]))
+            for source in self._pool.traits["data_sources"]
+        )
 
     def stats(self) -> RewardStats:
         """Counts since the start."""
@@ -138,24 +154,29 @@ class RewardScorers:
     async def _judge(self, items: Sequence[ScoreRequest], deadline_s: float) -> list[Outcome]:
         if not items:
             return []
-        futures = self._pool.submit([self._message(item) for item in items], deadline_s=deadline_s)
+        size = len(items) if self._pool.traits.get("batch") else 1
+        batches = [items[first : first + size] for first in range(0, len(items), size)]
+        futures = self._pool.submit([self._message(batch) for batch in batches], deadline_s=deadline_s)
         waiting = [asyncio.wrap_future(future) for future in futures]
         try:
             await asyncio.wait(waiting, timeout=deadline_s)
-            return [future.result() if future.done() else _too_late(deadline_s) for future in waiting]
+            outcomes: list[Outcome] = []
+            for batch, future in zip(batches, waiting, strict=True):
+                outcomes += future.result() if future.done() else [_too_late(deadline_s)] * len(batch)
+            return outcomes
         finally:
             for future in waiting:
                 future.cancel()  # on our caller's cancellation too: what waits in the queue is then never run
 
-    def _message(self, item: ScoreRequest) -> dict[str, Any]:
+    @property
+    def _fields(self) -> set[str]:
+        """What of a sample its function wants, besides what all get."""
+        return set(self._pool.traits.get("fields", ())) - _ALWAYS
+
+    def _message(self, items: Sequence[ScoreRequest]) -> dict[str, Any]:
         self._next_id += 1
-        return {
-            "id": self._next_id,
-            "data_source": item.data_source,
-            "solution": item.response_text,
-            "ground_truth": item.ground_truth,
-            "extra_info": item.extra_info,
-        }
+        fields = self._fields
+        return {"id": self._next_id, "samples": [_sample(item, fields) for item in items]}
 
     def _count(self, outcomes: Iterable[Outcome]) -> None:
         with self._lock:
@@ -167,6 +188,27 @@ class RewardScorers:
                     self._counts["abstained"] += 1
                 else:
                     self._failures[outcome.reason] += 1
+
+
+_ALWAYS = {"data_source", "response_text", "ground_truth", "extra_info"}
+
+
+def _sample(item: ScoreRequest, fields: set[str]) -> dict[str, Any]:
+    """What a worker gets of a sample: what all get, and `fields`."""
+    known: dict[str, Any] = {
+        "prompt_text": item.prompt_text,
+        "messages": item.messages,
+        "prompt_ids": item.prompt_ids,
+        "response_ids": item.response_ids,
+        "truncated": not item.valid_response,
+    }
+    return {
+        "data_source": item.data_source,
+        "response_text": item.response_text,
+        "ground_truth": item.ground_truth,
+        "extra_info": item.extra_info,
+        **{name: known[name] for name in fields},
+    }
 
 
 def _unknown(data_source: str) -> Failed:

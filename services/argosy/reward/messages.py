@@ -4,10 +4,10 @@ JSON, because what a reward function returns must never be unpickled here. Stand
 that a function that prints can't disturb the protocol.
 
     pool → worker   {"custom": {…} | null, "sandbox": {…}, "memory_limit_bytes": n, …}     once
-                    {"id": n, "verifier": source, "solution": …, "ground_truth": …, "extra_info": …}
-    worker → pool   {"ready": true} | {"error": "why it can't start"}                      once
+                    {"id": n, "samples": [{"data_source": …, "response_text": …, "ground_truth": …, …}, …]}
+    worker → pool   {"ready": true, "traits": {…}} | {"error": "why it can't start"}       once; traits: `calling`
                     {"loading": true}, {"loading": false}                                  around a slow import
-                    {"id": n, "outcome": {"kind": "scored" | "abstained" | "failed", …}}
+                    {"id": n, "outcomes": [{"kind": "scored" | "abstained" | "failed", …}, …]}
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def decode(line: bytes) -> dict[str, Any]:
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """An outcome as plain data."""
     if isinstance(outcome, Scored):
-        return {"kind": "scored", "score": outcome.score, "parts": dict(outcome.parts)}
+        tokens = {"token_scores": outcome.token_scores} if outcome.token_scores else {}
+        return {"kind": "scored", "score": outcome.score, "parts": dict(outcome.parts), **tokens}
     if isinstance(outcome, Abstained):
         return {"kind": "abstained", "reason": outcome.reason}
     return {"kind": "failed", "reason": outcome.reason, "message": outcome.message}
@@ -55,10 +56,11 @@ def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
         return Failed(str(data["reason"]), str(data["message"]))
     if kind != "scored":
         raise ValueError(f"unknown kind of outcome {kind!r}")
-    score = float(data["score"])
-    if not math.isfinite(score):
-        raise ValueError(f"the score is {score}")
-    return Scored(score, {str(name): _part(value) for name, value in dict(data["parts"]).items()})
+    score, *token_scores = map(float, (data["score"], *data.get("token_scores", ())))
+    if not all(map(math.isfinite, (score, *token_scores))):
+        raise ValueError(f"the score is {score}, its tokens' are {token_scores[:10]}")
+    parts = {str(name): _part(value) for name, value in dict(data["parts"]).items()}
+    return Scored(score, parts, tuple(token_scores))
 
 
 def _part(value: Any) -> float | str | bool:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from argosy.reward.messages import MOST_REQUEST_BYTES, encode, outcome_from_json
@@ -29,7 +30,7 @@ class PoolOptions:
 
     worker_count: int = 2
     timeout_s: float = 10.0
-    """Seconds that one sample may take in its worker."""
+    """Seconds that one call of a scorer may take in its worker, for a sample or for a batch."""
     start_timeout_s: float = 60.0
     """Seconds for a worker to start, the custom function's imports included; also for one slow import later on."""
     queue_size: int = 8192
@@ -45,11 +46,15 @@ class PoolOptions:
 class _Job:
     message: Mapping[str, Any]
     end: float
-    future: concurrent.futures.Future[Outcome]
+    future: concurrent.futures.Future[list[Outcome]]
+
+    def failed(self, reason: str, message: str) -> list[Outcome]:
+        """The same for all its samples."""
+        return [Failed(reason, message)] * len(self.message["samples"])
 
 
 class WorkerPool:
-    """Scores one message at a time per worker. `close` it when done."""
+    """Scores one message (a sample, or a batch for a function that takes batches) at a time per worker. `close` it."""
 
     def __init__(self, options: PoolOptions, settings: Mapping[str, Any]) -> None:
         """Start all workers and wait until each can score. Raises ConfigError with the first worker's own message."""
@@ -60,6 +65,7 @@ class WorkerPool:
         self._unfinished = 0
         self._restarts = 0
         self._closed = False
+        self._traits: Mapping[str, Any] = {}
         self._processes: list[WorkerProcess | None] = [None] * options.worker_count
         started: list[concurrent.futures.Future[None]] = [concurrent.futures.Future() for _ in self._processes]
         self._threads = [
@@ -90,11 +96,17 @@ class WorkerPool:
         """Process ids of the workers that run now."""
         return tuple(process.pid for process in self._processes if process is not None and process.is_alive)
 
+    @property
+    def traits(self) -> Mapping[str, Any]:
+        """What the workers' function says about itself (`calling`); empty for the built-in scorers."""
+        return self._traits
+
     def submit(
         self, messages: list[Mapping[str, Any]], *, deadline_s: float
-    ) -> list[concurrent.futures.Future[Outcome]]:
-        """Queue all messages or none. Raises OverloadedError if the queue has no room for them now."""
-        count = len(messages)
+    ) -> list[concurrent.futures.Future[list[Outcome]]]:
+        """Queue all messages or none; each has an outcome for each of its samples. OverloadedError if there is no room
+        for them now."""
+        count = sum(len(message["samples"]) for message in messages)
         if count > self._options.queue_size:
             raise InvalidInputError(f"{count} samples in one call; send at most {self._options.queue_size}")
         with self._lock:
@@ -107,7 +119,7 @@ class WorkerPool:
             end = time.monotonic() + deadline_s
             jobs = [_Job(message, end, concurrent.futures.Future()) for message in messages]
             for job in jobs:
-                job.future.add_done_callback(self._finished)
+                job.future.add_done_callback(partial(self._finished, len(job.message["samples"])))
                 self._jobs.put(job)
         return [job.future for job in jobs]
 
@@ -129,11 +141,11 @@ class WorkerPool:
             except queue.Empty:
                 return
             if job is not None and job.future.set_running_or_notify_cancel():
-                job.future.set_result(Failed("aborted", "the reward workers were closed"))
+                job.future.set_result(job.failed("aborted", "the reward workers were closed"))
 
-    def _finished(self, _future: concurrent.futures.Future[Outcome]) -> None:
+    def _finished(self, count: int, _future: concurrent.futures.Future[list[Outcome]]) -> None:
         with self._lock:
-            self._unfinished -= 1
+            self._unfinished -= count
 
     def _serve(self, index: int, started: concurrent.futures.Future[None]) -> None:
         """A worker thread's whole life."""
@@ -160,39 +172,41 @@ class WorkerPool:
             self._stop(index)  # who knows what it still has to say; `_ready` starts the next one
             job.future.set_exception(error)
 
-    def _run(self, index: int, job: _Job) -> Outcome:
+    def _run(self, index: int, job: _Job) -> list[Outcome]:
         if time.monotonic() >= job.end:
-            return Failed("timeout", "the call's deadline passed before a worker was free")
+            return job.failed("timeout", "the call's deadline passed before a worker was free")
         try:
             message = encode(job.message)
         except (TypeError, ValueError, RecursionError) as error:
-            return Failed("bad_request", f"the sample's data can't be written as JSON: {error}")
+            return job.failed("bad_request", f"the sample's data can't be written as JSON: {error}")
         if len(message) > MOST_REQUEST_BYTES:
-            return Failed(
-                "too_large", f"the sample takes {len(message)} bytes; at most {MOST_REQUEST_BYTES} are scored"
-            )
+            what = "sample takes" if len(job.message["samples"]) == 1 else "batch takes"
+            return job.failed("too_large", f"the {what} {len(message)} bytes; at most {MOST_REQUEST_BYTES} are scored")
         try:
             process = self._ready(index)
         except (ConfigError, InternalError) as error:
             self._stop(index)
             time.sleep(_NAP_AFTER_FAILED_START_S)  # so that a machine that can't start processes isn't spun on
-            return Failed("crashed", error.message)
+            return job.failed("crashed", error.message)
         allowed_s = max(0.0, min(self._options.timeout_s, job.end - time.monotonic()))
         try:
             reply = process.exchange(message, timeout_s=allowed_s)
             if reply["id"] != job.message["id"]:
                 raise WorkerCrashedError(f"it answered {reply['id']!r} instead of {job.message['id']!r}")
-            return outcome_from_json(reply["outcome"])
+            outcomes = [outcome_from_json(outcome) for outcome in reply["outcomes"]]
+            if len(outcomes) != len(job.message["samples"]):
+                raise ValueError(f"{len(outcomes)} outcomes for {len(job.message['samples'])} samples")
+            return outcomes
         except WorkerTimeoutError:
             self._replace(index)
-            source = job.message["data_source"]
-            return Failed("timeout", f"the scorer of {source!r} took longer than {allowed_s:.3g} s and was killed")
+            source = job.message["samples"][0]["data_source"]
+            return job.failed("timeout", f"the scorer of {source!r} took longer than {allowed_s:.3g} s and was killed")
         except WorkerCrashedError as error:
             self._replace(index)
-            return Failed("aborted" if self._closed else "crashed", f"the worker {error}")
+            return job.failed("aborted" if self._closed else "crashed", f"the worker {error}")
         except (KeyError, TypeError, ValueError) as error:
             self._replace(index)
-            return Failed("bad_return", f"the worker's reply makes no sense: {error!r}")
+            return job.failed("bad_return", f"the worker's reply makes no sense: {error!r}")
 
     def _ready(self, index: int) -> WorkerProcess:
         """The worker, waited for; one that died while idle is replaced without blaming a sample."""
@@ -209,6 +223,7 @@ class WorkerPool:
             raise InternalError(f"a reward worker didn't start in {self._options.start_timeout_s:g} s") from None
         except WorkerCrashedError as error:
             raise InternalError(f"a reward worker couldn't start: it {error}; its output is in the log") from error
+        self._traits = process.traits
         return process
 
     def _start(self, index: int) -> WorkerProcess:

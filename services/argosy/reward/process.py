@@ -44,6 +44,8 @@ class WorkerProcess:
         """
         self._start_timeout_s = start_timeout_s
         self._ready = False
+        self.traits: Mapping[str, Any] = {}
+        """What it says about its function, once it is ready."""
         self._group_ended = False
         self._buffer = b""
         request_read, self._request_fd = os.pipe()
@@ -105,6 +107,7 @@ class WorkerProcess:
             raise WorkerStartError(str(reply["error"]))
         if reply.get("ready") is not True:
             raise WorkerCrashedError(f"its first message was {str(reply)[:200]}")
+        self.traits = reply.get("traits", {})
         self._ready = True
 
     def exchange(self, message: bytes, *, timeout_s: float) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The process that runs scorers: `python -m argosy.reward.worker REQUEST_FD REPLY_FD PARENT_PID`, started by `pool`.
 
-One sample at a time, in the main thread. It may hang or be killed in the middle of one: everything around it is built
+One request at a time, in the main thread. It may hang or be killed in the middle of one: everything around it is built
 for that. It ends with its parent, whichever way the parent ends.
 """
 
@@ -12,7 +12,7 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from argosy.reward.custom import CustomFunction, LoadedFunction
@@ -26,7 +26,6 @@ from argosy.reward.verifiers.scoring import score
 from argosy.types.errors import ConfigError
 from argosy.types.records import Failed, Outcome
 
-Scorer = Callable[[Mapping[str, Any]], Outcome]
 _PR_SET_PDEATHSIG = 1
 
 
@@ -49,27 +48,37 @@ def main(arguments: list[str]) -> int:
             replies.write(encode({"error": error.message}))
             return 1
         _limit_memory(int(settings["memory_limit_bytes"]))
-        replies.write(encode({"ready": True}))
+        replies.write(encode({"ready": True, "traits": scorer.traits}))
         for line in requests:
             request = decode(line)
-            outcome = scorer(request)
-            replies.write(encode({"id": request["id"], "outcome": outcome_to_json(outcome)}))
+            outcomes = scorer.score(request)
+            replies.write(encode({"id": request["id"], "outcomes": [outcome_to_json(one) for one in outcomes]}))
     return 0
 
 
-def _scorer(settings: Mapping[str, Any], replies: BinaryIO) -> Scorer:
+def _scorer(settings: Mapping[str, Any], replies: BinaryIO) -> _Custom | _BuiltIn:
     custom = settings["custom"]
     if custom is not None:
-        function = LoadedFunction(CustomFunction(**custom))
-        return lambda request: function.score(
-            request["data_source"], request["solution"], request["ground_truth"], request["extra_info"]
-        )
+        return _Custom(LoadedFunction(CustomFunction(**custom)))
     CODE.configure(read_options(settings["sandbox"]), timeout_s=float(settings["timeout_s"]))
-    return _BuiltIn(float(settings["cpu_limit_s"]), replies).score
+    return _BuiltIn(float(settings["cpu_limit_s"]), replies)
+
+
+class _Custom:
+    """The user's function."""
+
+    def __init__(self, function: LoadedFunction) -> None:
+        self._function = function
+        self.traits = function.plan.traits()
+
+    def score(self, request: Mapping[str, Any]) -> list[Outcome]:
+        return self._function.score_batch(request["samples"])
 
 
 class _BuiltIn:
     """The verifiers of `argosy.reward.verifiers`, each prepared at its first use."""
+
+    traits: Mapping[str, Any] = {}
 
     def __init__(self, cpu_limit_s: float, replies: BinaryIO) -> None:
         self._cpu_limit_s = cpu_limit_s
@@ -77,7 +86,10 @@ class _BuiltIn:
         self._prepared: set[str] = set()
         signal.signal(signal.SIGVTALRM, _out_of_processor_time)
 
-    def score(self, request: Mapping[str, Any]) -> Outcome:
+    def score(self, request: Mapping[str, Any]) -> list[Outcome]:
+        return [self._score(sample) for sample in request["samples"]]
+
+    def _score(self, request: Mapping[str, Any]) -> Outcome:
         verifier = find_verifier(request["data_source"])
         if verifier is None:
             return Failed("unknown_data_source", f"no scorer for data_source {request['data_source']!r}")
@@ -96,7 +108,7 @@ class _BuiltIn:
         signal.setitimer(signal.ITIMER_VIRTUAL, self._cpu_limit_s, 0.05)
         algebra.begin_sample()
         try:
-            return score(verifier, request["solution"], request["ground_truth"], request["extra_info"])
+            return score(verifier, request["response_text"], request["ground_truth"], request["extra_info"])
         except (_OutOfProcessorTime, MemoryError) as error:
             limit = "memory" if isinstance(error, MemoryError) else "processor time"
             return judged(False, Answer("", "none"), rule="costly", note=f"too costly to evaluate: out of {limit}")

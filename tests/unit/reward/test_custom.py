@@ -26,7 +26,8 @@ ECHO = "def compute_score(data_source, solution_str, ground_truth, extra_info=No
 
 
 def call(function: CustomFunction, solution: str = "text", gold: Any = "gold") -> Outcome:
-    return LoadedFunction(function).score("my/source", solution, gold, {"index": 3})
+    sample = {"data_source": "my/source", "response_text": solution, "ground_truth": gold, "extra_info": {"index": 3}}
+    return LoadedFunction(function).score(sample)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan"), 10**400, {"score": math.nan}])

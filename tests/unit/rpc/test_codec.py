@@ -135,7 +135,7 @@ def test_what_is_not_json_is_refused_with_the_sample_s_name(value: Any) -> None:
         reward.item_to_pb(item(extra_info={"a": value}), with_ids=False)
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "nul"])
+@pytest.mark.parametrize("text", ["{", "[1]", "nul", "[" * 100_000])
 def test_extra_info_that_is_no_object_is_refused(text: str) -> None:
     message = reward.item_to_pb(item(), with_ids=False)
     message.extra_info_json = text

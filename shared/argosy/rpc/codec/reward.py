@@ -158,7 +158,7 @@ def _scored_from_pb(message: pb.Scored) -> Scored | Failed:
 def _to_json(value: Any, what: str) -> str:
     try:
         return json.dumps(value, allow_nan=False, ensure_ascii=False, default=_plain)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInputError(f"{what} is not JSON: {error}") from error
 
 
@@ -174,5 +174,5 @@ def _plain(value: Any) -> Any:
 def _from_json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: nested too deep
         raise InvalidInputError(f"{what} is not JSON: {error}") from error

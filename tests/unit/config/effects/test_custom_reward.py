@@ -12,7 +12,9 @@ from argosy.config import Config, load
 from argosy.controller.rewards.failures import RewardsUnusableError
 from argosy.reward import pool
 from argosy.reward.build import build_core, reward_options
+from argosy.reward.calling import CallPlan
 from argosy.reward.custom import LoadedFunction
+from argosy.reward.sdk import RewardSpec
 from argosy.types.ids import SampleId
 from argosy.types.records import Scored, ScoreRequest
 from unit.config.effects.recorded import run_recorded
@@ -37,7 +39,8 @@ def score(*arguments: str) -> float:
     """Of the answer "four", by the function that the reward service's workers would load."""
     custom = reward_options(load(arguments)).custom
     assert custom is not None
-    outcome = LoadedFunction(custom).score("toy", "four", "", {})
+    sample = {"data_source": "toy", "response_text": "four", "ground_truth": "", "extra_info": {}}
+    outcome = LoadedFunction(custom).score(sample)
     assert isinstance(outcome, Scored)
     return outcome.score
 
@@ -47,6 +50,7 @@ class Worker:
 
     started: list[Worker]
     is_alive = True
+    traits = CallPlan({}, RewardSpec()).traits()
 
     def __init__(self, settings: Any, **_: object) -> None:
         self.limits: list[float] = []
@@ -57,7 +61,7 @@ class Worker:
 
     def exchange(self, message: bytes, *, timeout_s: float) -> dict[str, Any]:
         self.limits.append(timeout_s)
-        return {"id": json.loads(message)["id"], "outcome": {"kind": "abstained", "reason": ""}}
+        return {"id": json.loads(message)["id"], "outcomes": [{"kind": "abstained", "reason": ""}]}
 
     def kill(self) -> None:
         pass
