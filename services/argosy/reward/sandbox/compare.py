@@ -10,22 +10,27 @@ them. Numbers as above: within 1e-6 where the expected one is a float, else exac
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from argosy.reward.sandbox.plain import Bag
 
 TOLERANCE = 1e-6
 _DECIMAL = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
+_TOKEN = re.compile(r"\S+")
 _MOST_DIGITS = 400
 """Longer tokens are compared as texts: turning digits into a number takes quadratic time."""
 
 
 def same_output(actual: str, expected: str) -> bool:
     """Standard output, token by token."""
-    found, wanted = actual.split(), expected.split()
-    return len(found) == len(wanted) and all(map(_same_token, found, wanted))
+    if actual.rstrip() == expected.rstrip():
+        return True
+    pairs = itertools.zip_longest(_tokens(actual), _tokens(expected))
+    return all(found is not None and wanted is not None and _same_token(found, wanted) for found, wanted in pairs)
 
 
 def same_value(actual: Any, expected: Any) -> bool:
@@ -50,6 +55,11 @@ def same_value(actual: Any, expected: Any) -> bool:
         elif not _same_scalar(found, wanted):
             return False
     return True
+
+
+def _tokens(text: str) -> Iterator[str]:
+    """One at a time: a list of them would take many times the memory of the text."""
+    return (match.group() for match in _TOKEN.finditer(text))
 
 
 def _same_token(found: str, wanted: str) -> bool:

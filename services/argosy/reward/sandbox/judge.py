@@ -128,6 +128,8 @@ class Judge:
             return Fault("wrong_answer", _shown(data.decode("utf-8", "replace")))
         if kind != "V":
             return _refusal(job, kind, "")
+        if len(data) > test.most_bytes:
+            return Fault("wrong_answer", f"a value of {len(data)} bytes")
         try:
             value = plain.decode(data)
             right = any(same_value(value, accepted) for accepted in test.accepted)

@@ -24,6 +24,8 @@ class CallTest:
 
     arguments: bytes
     accepted: tuple[Any, ...]
+    most_bytes: int
+    """A longer claim can't be right, and isn't read. Numbers may be written otherwise: 16 times the answer's length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,6 @@ def _call(given: Any, wanted: Any) -> CallTest:
             accepted = (wanted, wanted[0]) if isinstance(wanted, list) and len(wanted) == 1 else (wanted,)
         else:
             raise ValueError("has arguments that are neither a list nor text")
-        return CallTest(plain.encode(arguments), accepted)
+        return CallTest(plain.encode(arguments), accepted, 4096 + 16 * len(plain.encode(wanted)))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"has a call that can't be read ({str(given)[:80]!r}): {error}") from None

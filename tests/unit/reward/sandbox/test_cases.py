@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,15 +25,13 @@ CALL = {"fn_name": "add", "inputs": [[1, 2], [5, 6]], "outputs": [[3], 11]}
 RIGHT = "a, b = map(int, input().split())\nprint(a + b)"
 
 
-def foreign() -> set[str]:
-    """Processes of other pid namespaces."""
-    own, found = os.readlink("/proc/self/ns/pid"), set()
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        try:
-            if os.readlink(f"/proc/{name}/ns/pid") != own:
-                found.add(name)
-        except OSError:
-            continue
+def marked(*marks: str) -> list[bytes]:
+    """Command lines of live processes with one of the marks in them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = path.read_bytes()
+            found += [line] if any(mark.encode() in line for mark in marks) else []
     return found
 
 
@@ -64,7 +63,7 @@ def test_g4_endless_output_is_ended_at_the_cap(run: Run) -> None:
 
 
 STAYERS = (
-    "import subprocess\nsubprocess.Popen(['/bin/sleep', '300'], start_new_session=True)",
+    "import subprocess\nsubprocess.Popen(['/bin/sleep', 'MARK'], start_new_session=True)",
     "import os, time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0: time.sleep(300)\n os._exit(0)",
     "import signal, os, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nif os.fork() == 0: time.sleep(300)",
     "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(300)",
@@ -72,21 +71,21 @@ STAYERS = (
 
 
 def test_g5_nothing_is_left_after_100_that_want_to_stay(make_verifier: MakeVerifier) -> None:
-    before = foreign()
-    verifier = make_verifier(test_timeout_s=0.2, sample_timeout_s=0.2)
+    """Forks of ours are known by the size of /tmp in the keeper's command line, `sleep` by its argument."""
+    tmp_bytes = 2 * 1024**2 + random.randrange(1_000_000)
+    marks = (f"\0{tmp_bytes}\0", f"300.{tmp_bytes}")
+    verifier = make_verifier(test_timeout_s=0.2, sample_timeout_s=0.2, tmp_bytes=tmp_bytes)
     for index in range(100):
-        code = STAYERS[index % 3] if index % 10 else STAYERS[3]
+        code = STAYERS[index % 3].replace("MARK", marks[1]) if index % 10 else STAYERS[3]
         outcome = verifier.verify(f"```python\n{code}\n```", ADD, {})
         assert isinstance(outcome, Scored), outcome
         assert outcome.score == 0
-    started = foreign() - before
-    assert len(started) <= 1, "only the cell that waits for the next sample"
-    assert not list(Path("/tmp").glob("argosy-sandbox-*"))
+    assert 1 <= len(marked(*marks)) <= 3, "the keeper, and the two processes of the cell that waits for the next sample"
     verifier.close()
     end = time.monotonic() + 10
-    while foreign() - before and time.monotonic() < end:
+    while marked(*marks) and time.monotonic() < end:
         time.sleep(0.02)
-    assert foreign() <= before
+    assert not marked(*marks)
 
 
 HOSTILE = {
@@ -132,6 +131,25 @@ print(*secrets, sorted(os.listdir("/proc/self/fd"))[:3], os.listdir("/tmp"))
 """
         outcome = run(code, {"inputs": ["1", "2"], "outputs": ["hidden output", "False False ['0', '1', '2'] []"]})
     assert outcome.parts["passed"] == 0.5, outcome
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/proc/1/environ", "/proc/1/maps", "/proc/1/mem", "/proc/1/fd", "/proc/1/root", "/proc/1/cwd", "/etc/shadow",
+        "/home", "/root/.bashrc", "/proc/meminfo", "/proc/sys", "/sys", "/var", "/run", "/dev/vda", "/dev/tty", "/proc/kcore",
+    ],
+)  # fmt: skip
+def test_g6_what_can_not_be_read(run: Run, path: str) -> None:
+    code = f"""
+import os
+try:
+    found = os.listdir({path!r}) if os.path.isdir({path!r}) else open({path!r}, "rb").read(1)
+    print("read", found)
+except OSError:
+    print("no")
+"""
+    assert run(code, {"inputs": [""], "outputs": ["no"]}).score == 1.0
 
 
 def test_g6_no_network_by_socket_ctypes_or_child(run: Run) -> None:
@@ -296,17 +314,3 @@ def test_g11_a_sandbox_that_is_down(make_verifier: MakeVerifier, monkeypatch: py
 def test_a_job_knows_nothing_of_another(run: Run) -> None:
     code = "import os\nprint(os.getpid(), len(os.listdir('/proc')), os.listdir('/tmp'))\nopen('/tmp/left', 'w')"
     assert run(code, {"inputs": [""] * 3, "outputs": ["2 4 []"] * 3}).score == 1.0
-
-
-def test_what_the_test_looks_for_is_there() -> None:
-    """`foreign` does see a process of another namespace."""
-    process = subprocess.Popen(["unshare", "--user", "--pid", "--fork", "sleep", "30"])
-    try:
-        end = time.monotonic() + 10
-        while not foreign() and time.monotonic() < end:
-            time.sleep(0.02)
-        assert foreign()
-    finally:
-        process.kill()
-        subprocess.run(["true"], check=True)
-        process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
@@ -132,6 +133,17 @@ def test_forms_of_tests() -> None:
         ([1, [2]], ([5], 5)),
         ([1, "a"], ([5],)),
     ]
+
+
+def test_a_flood_of_tokens_takes_no_memory() -> None:
+    """Case G4: many right tokens, and then one too many. A list of them would be 60 bytes each."""
+    flood = "10 " * 200_000
+    tracemalloc.start()
+    try:
+        assert not same_output(flood + "1", flood)
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
