@@ -14,7 +14,7 @@ ENGINES := .venvs/engines
 ENGINES_PIP := $(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints-engines.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev install-engines install-languages demo test test-bounded lint format types imports stubs docs clean
+.PHONY: help install install-dev install-engines install-languages language-packages demo test test-bounded lint format types imports stubs docs clean
 
 help:  ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -57,13 +57,21 @@ LANGUAGE_PACKAGES := g++ make pkg-config libgrpc++-dev libprotobuf-dev protobuf-
     protoc-gen-go-1-5 protoc-gen-go-grpc
 APT := $(if $(filter 0,$(shell id -u)),,sudo )env DEBIAN_FRONTEND=noninteractive apt-get
 
-# Of Debian 12. A node that is there already is left as it is.
-install-languages:  ## what the reward servers of examples/rewards in Go, C++ and JavaScript need, and build them
-	$(APT) install -qq -y --no-install-recommends $(LANGUAGE_PACKAGES) $$(command -v npm >/dev/null || echo nodejs npm) || \
-	    { $(APT) update -qq && $(APT) install -qq -y --no-install-recommends $(LANGUAGE_PACKAGES) $$(command -v npm >/dev/null || echo nodejs npm); }
-	cd examples/rewards/node && npm ci --no-audit --no-fund
+NODE_MODULES := examples/rewards/node/node_modules/.package-lock.json
+
+# Debian 12; a node that is there already is left as it is. Nothing is done, and no package asked for, when all is there.
+install-languages: $(NODE_MODULES)  ## what the reward servers of examples/rewards in Go, C++ and JavaScript need, and build them
 	$(MAKE) -C examples/rewards/go
 	$(MAKE) -C examples/rewards/cpp
+
+$(NODE_MODULES): examples/rewards/node/package-lock.json | language-packages
+	cd examples/rewards/node && npm ci --no-audit --no-fund
+	@touch $@
+
+language-packages:
+	@dpkg -s $(LANGUAGE_PACKAGES) >/dev/null 2>&1 && command -v npm >/dev/null || \
+	    { set -x; $(APT) update -qq && $(APT) install -qq -y --no-install-recommends $(LANGUAGE_PACKAGES) \
+	        $$(command -v npm >/dev/null || echo nodejs npm); }
 
 $(MODEL)/config.json: | .venv/.stamp-run
 	$(BIN)/argosy model import --out $(MODEL)

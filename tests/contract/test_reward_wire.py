@@ -71,7 +71,7 @@ def item(k: int, response: str = "", **fields: Any) -> ScoreRequest:
 @pytest.mark.parametrize("source", [None, "def f(solution_str, **kwargs):\n    return solution_str[-1:] == '4'\n"])
 async def test_our_own_service_keeps_the_contract(make: Make, source: str | None) -> None:
     async with served(make(source)) as address:
-        findings = await check_server(address, timeout_s=20)
+        findings = await check_server(address, timeout_s=60)
     assert not failures(findings), describe(findings)
     assert not [finding for finding in findings if finding.result is Result.WARNED], describe(findings)
 
