@@ -401,6 +401,13 @@ def test_a18_choice_letters(response: str, right: int) -> None:
         (r"\left(3, \frac{\pi}{2}\right)", r"\left( 3, \frac{\pi}{2} \right)", 1),
         (r"\left(3, \frac{\pi}{3}\right)", r"\left( 3, \frac{\pi}{2} \right)", 0),
         ("x < 3", "3 > x", 1),
+        ("17_{8}", "17_8", 1),  # policy: a number in another base, a ratio and a time are compared by spelling
+        ("17", "17_8", 0),
+        ("17_9", "17_8", 0),
+        ("5", "101_2", 0),
+        ("3 : 4", "3:4", 1),
+        ("3/4", "3:4", 0),
+        ("4:15", "8:30", 0),
         (r"2\text{ hours and }3\text{ minutes}", r"2 \text{ hours and } 3 \text{ minutes}", 1),
     ],
 )

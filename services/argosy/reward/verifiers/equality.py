@@ -6,12 +6,13 @@ r"""Whether two texts state the same mathematical answer, and which rule says so
 4. `number`: two numbers are compared exactly (`numbers`: 0.5714 is not 4/7; a percent sign is a unit or 1/100);
 5. `list`: see `lists` (case A6: a part of the answers is not the answer; bare lists have no order, brackets have one);
 6. `equation`: `x=5` is 5, but `x+5=5` is not: what stands right of a sign is not the answer (case A13);
-7. `value`: both are evaluated to 60 digits (`values`); a decimal in a formula must be exact to ten places; equations
+7. `notation`: a number with its base (`17_8`) and a ratio or a time (`3:4`) are equal only as they are spelled;
+8. `value`: both are evaluated to 60 digits (`values`); a decimal in a formula must be exact to ten places; equations
    and inequalities may be scaled, turned around and their terms moved (`relations`);
-8. `unevaluated`: an integral, a sum, a product or a limit is no answer, unless spelled as the gold;
-9. `costly`: what `complexity` refuses, is too long, or takes math-verify too long, is equal only in its spelling
-   (case A11);
-10. `math-verify`: its parser and grader on exactly these two texts, never on several candidates.
+9. `unevaluated`: an integral, a sum, a product or a limit is no answer, unless spelled as the gold;
+10. `costly`: what `complexity` refuses, is too long, or takes math-verify too long, is equal only in its spelling
+    (case A11);
+11. `math-verify`: its parser and grader on exactly these two texts, never on several candidates.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ _FORMULA_WORDS = frozenset(
     )
 )
 _COMMAND_OR_TEXT = re.compile(rf"\\[A-Za-z]+(?:\{{[A-Za-z]+\}})?|{TEXT_OPEN}[^{TEXT_CLOSE}]*{TEXT_CLOSE}")
+_NEARLY = re.compile(
+    r"\\(?:approx|sim|simeq|cong|equiv|propto|to|implies|iff|Rightarrow|rightarrow)(?![A-Za-z])|[≈≡→⇒~]"
+)
+_SPELLED_ONLY = re.compile(r"(?<![A-Za-z_}])\d+_\{?\d|\d\s*:\s*\d")
+"""A number with its base, `17_8`, and a ratio or a time, `8:30`."""
 _ALL_WORDS = re.compile(r"[A-Za-z][A-Za-z .,'’:-]*")
 _UNEVALUATED = re.compile(r"\\(?:i*int|oint|sum|prod|lim|limsup|liminf|partial|nabla|cdots|ldots|dots)(?![A-Za-z])")
 
@@ -177,6 +183,17 @@ def _judge_one(gold: str, stated: str) -> Verdict:
     return _judge_formulas(gold, stated)
 
 
+def _kind(text: str) -> tuple[bool, bool]:
+    """Whether it holds an equation or inequality, and whether something is only nearly or formally equal in it."""
+    bare = plain(text)
+    return relations.has_relation(bare), _NEARLY.search(bare) is not None
+
+
+def _bare_indices(text: str) -> str:
+    """`17_{8}` as `17_8`, without spaces."""
+    return re.sub(r"_\{(\w+)\}", r"_\1", squeezed(text))
+
+
 def _compare_by_value(gold: str, stated: str) -> bool | None:
     if relations.has_relation(gold) != relations.has_relation(stated):
         return None
@@ -185,9 +202,12 @@ def _compare_by_value(gold: str, stated: str) -> bool | None:
 
 def _judge_formulas(gold: str, stated: str) -> Verdict:
     """Bounded evaluation first, then what math-verify says."""
-    if ("=" in gold) != ("=" in stated):
+    if _kind(gold) != _kind(stated):
         return Verdict(False, "equation")  # math-verify would take the right-hand side for the answer (case A13)
     plain_gold, plain_stated = plain(unwrap(gold)), plain(unwrap(stated))
+    if _SPELLED_ONLY.search(plain_gold) or _SPELLED_ONLY.search(plain_stated):
+        same = _bare_indices(plain_gold) == _bare_indices(plain_stated)
+        return Verdict(same, "notation")
     same = _compare_by_value(plain_gold, plain_stated)
     if same is not None:
         return Verdict(same, "value")

@@ -91,9 +91,11 @@ _LAST = re.compile(
     rf"[-+−]?(?:\\[dtc]?frac\{{{_DECIMAL}\}}\{{{_DECIMAL}\}}|(?:{_DECIMAL})(?:/\d+|[eE][-+]?\d{{1,3}}\b)?)\s?\\?%?"
 )
 _GOES_ON = re.compile(
-    r"[A-Za-z]\b|\s*(?:[-+*/^=<>]\s*(?:[\d($\\]|[A-Za-z]\b)|\\|,\s*(?:or\b|and\b)?\s*[-$\d\\]|(?:or|and|to)\b[^\n.]*\d)"
+    r"[A-Za-z]\b|\s*(?:[-+*/^=<>_:]\s*(?:[\d($\\{]|[A-Za-z]\b)|\\|,\s*(?:or\b|and\b)?\s*[-$\d\\]|(?:or|and|to)\b[^\n.]*\d)"
 )
 """What shows that a number at the start of a line is a part of something larger, or one of several candidates."""
+_FORMULA_IN_LINE = re.compile(r"\|[^|]*\d[^|]*\||(?:\$|\\\()[^$]*\d\s*!|[<>≤≥≠]|\\[lg]eq?\b|\\neq?\b")
+"""An absolute value; a factorial between delimiters of mathematics (elsewhere "58!" is an exclamation); a bound."""
 _ALGEBRA = re.compile(
     r"\d[A-Za-z]\b|\b[A-Za-z]\s*[-+*/^]|[-+*/^]\s*[A-Za-z]\b|\\(?!times|div|cdot|frac|angle|overline)[A-Za-z]"
 )
@@ -157,7 +159,10 @@ def read_stated_number(text: str) -> Number | None:
     whole = read_number(text)
     if whole is not None:
         return whole
-    bare = re.sub(r"\*\*|\\[()\[\]]|`", "", plain(unwrap(text))).strip()
+    if _FORMULA_IN_LINE.search(text):
+        return None
+    bare = plain(unwrap(text)).replace(TEXT_OPEN, " ").replace(TEXT_CLOSE, " ")
+    bare = re.sub(r"\*\*|\\[()\[\]]|`", "", bare).strip()
     if bare.count("$") > 1:
         bare = bare.replace("$", "")
     match = _NUMBER.match(bare)
