@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from argosy.config import Config
-from argosy.controller.rewards.connect import open_router
+from argosy.controller.rewards.connect import check_external, open_router
 from argosy.controller.rewards.failures import RewardsUnusableError, check_failures
 from argosy.controller.rewards.router import RewardRouter
 from argosy.membership.memory import MemoryMembership
@@ -87,7 +87,8 @@ def external(**services: dict[str, Any]) -> Config:
 
 @asynccontextmanager
 async def router(config: Config, membership: MemoryMembership | None = None) -> AsyncIterator[RewardRouter]:
-    async with open_router(config, membership or MemoryMembership(), RpcOptions(), QUICK) as opened:
+    await check_external(config, RpcOptions())
+    async with open_router(config, RpcOptions(), QUICK, membership=membership) as opened:
         yield opened
 
 

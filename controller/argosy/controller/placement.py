@@ -18,7 +18,7 @@ from argosy.controller.context import Services
 from argosy.controller.launch import LocalFleet
 from argosy.controller.launch.lock import RunFolderLock
 from argosy.controller.launch.plan import plan_members, services_of
-from argosy.controller.rewards.connect import local_router, open_router
+from argosy.controller.rewards.connect import check_external, open_router
 from argosy.membership.interface import Membership
 from argosy.membership.memory import MemoryMembership
 from argosy.rpc.options import RpcOptions
@@ -62,8 +62,9 @@ async def _local(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
     from argosy.rpc.clients.reference import ReferenceClient
     from argosy.rpc.clients.rollout import RolloutClient
 
+    options, policy = rpc_settings(config)
+    await check_external(config, options)
     async with LocalFleet(config, run_dir) as fleet, AsyncExitStack() as stack:
-        options, policy = rpc_settings(config)
 
         def connect(factory: Callable[..., Any], member: Member) -> Any:
             client = factory(member.address, member_id=member.member_id, options=options, policy=policy)
@@ -74,7 +75,7 @@ async def _local(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
         references, critics = members.get("reference", ()), members.get("critic", ())
         services = Services(
             rollouts={member.member_id: connect(RolloutClient, member) for member in members["rollout"]},
-            reward=await stack.enter_async_context(open_router(config, fleet.membership, options, policy)),
+            reward=await stack.enter_async_context(open_router(config, options, policy, membership=fleet.membership)),
             policy=connect(PolicyClient, members["trainer"][0]),
             reference=connect(ReferenceClient, references[0]) if references else None,
             critic=connect(CriticClient, critics[0]) if critics else None,
@@ -97,6 +98,8 @@ def rpc_settings(config: Config) -> tuple[RpcOptions, RetryPolicy]:
 
 @asynccontextmanager
 async def _in_process(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
+    options, policy = rpc_settings(config)
+    await check_external(config, options)
     lock = RunFolderLock(run_dir)
     lock.acquire()
     async with AsyncExitStack() as stack:
@@ -113,14 +116,16 @@ async def _in_process(config: Config, run_dir: Path) -> AsyncIterator[Placement]
             return core
 
         planned = [member for member in plan_members(config, services_of(config)) if member.role == "rollout"]
-        rewards = {name: await build("reward", config.for_reward(name)) for name in config.rewards}
-        router = local_router(config, rewards, rpc_settings(config)[1])
-        await router.start()
+        scorers = {
+            name: await build("reward", config.for_reward(name))
+            for name, service in config.rewards.items()
+            if not service.address
+        }
         services = Services(
             policy=await build("trainer"),
             rollouts={one.member_id: await build("rollout", config.for_pool(one.pool)) for one in planned},
             pools={one.member_id: one.pool for one in planned},
-            reward=router,
+            reward=await stack.enter_async_context(open_router(config, options, policy, cores=scorers)),
             reference=await build("reference") if config.needs_reference else None,
             critic=await build("critic") if config.needs_critic else None,
         )

@@ -67,7 +67,15 @@ async def call(
     replica.rests_until = 0.0
     outcomes = {result.sample_id: result.outcome for result in results}
     missing = Failed("bad_return", f"{replica.key} gave no result for this sample")
-    return {item.sample_id: outcomes.get(item.sample_id, missing) for item in batch}
+    return {item.sample_id: _fitting(item, outcomes.get(item.sample_id, missing), replica.key) for item in batch}
+
+
+def _fitting(item: ScoreRequest, outcome: Outcome, key: str) -> Outcome:
+    """The outcome, unless it scores another number of tokens than the response has (case G2)."""
+    given, wanted = len(getattr(outcome, "token_scores", ())), len(item.response_ids)
+    if given and wanted and given != wanted:
+        return Failed("bad_return", f"{key} gave {given} token scores for a response of {wanted} tokens")
+    return outcome
 
 
 def is_worth_repeating(outcome: Outcome) -> bool:

@@ -84,6 +84,8 @@ def _combined(
         return without
     score = sum(term.weight * values[term.name].get(sample, neutral[term.name]) for term in terms)
     scored = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Scored)}
+    if not math.isfinite(score):
+        return Failed("bad_return", f"the weighted sum of the scores is {score}")
     tokens = _tokens(terms, scored, {name: values[name][sample] for name in scored}, neutral)
     if isinstance(tokens, Failed):
         return tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -31,55 +31,46 @@ _POLL_S = 0.2
 _CALL_S = 5.0
 
 
-def local_router(config: Config, cores: Mapping[str, Reward], policy: RetryPolicy) -> RewardRouter:
-    """Over cores in this process, by the name of their service."""
-    sets = _replica_sets(config, policy)
-    for name, core in cores.items():
-        sets[name].add(name, core)
-    return _router(config, sets)
-
-
 @asynccontextmanager
 async def open_router(
-    config: Config, membership: Membership, options: RpcOptions, policy: RetryPolicy
+    config: Config,
+    options: RpcOptions,
+    policy: RetryPolicy,
+    *,
+    membership: Membership | None = None,
+    cores: Mapping[str, Reward] | None = None,
 ) -> AsyncIterator[RewardRouter]:
-    """Over servers: those of membership, which come and go, and those with an address, which others run.
+    """Over the servers of membership, which come and go; those with an address, which others run; and cores here.
 
-    Raises ConfigError that names each external server that isn't there or is no reward service.
+    `cores`: By name of their service, where this process holds them. Raises ConfigError that names each service that
+    doesn't say what it can do.
     """
-    sets = _replica_sets(config, policy)
-    followed = {name: sets[name] for name, service in config.rewards.items() if not service.address}
-    servers = _Servers(followed, options)
-    external: list[RewardClient] = []
-    following: asyncio.Task[None] | None = None
-    try:
+    attempts = config.argosy.reward.sample_attempts
+    sets = {name: ReplicaSet(name, policy=policy, sample_attempts=attempts) for name in config.rewards}
+    servers = _Servers({name: sets[name] for name, one in config.rewards.items() if not one.address}, options)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(servers.close)
+        for name, core in (cores or {}).items():
+            sets[name].add(name, core)
         for name, service in config.rewards.items():
             for address in service.address:
                 client = RewardClient(address, member_id=name, options=options, policy=NO_RETRY)
-                external.append(client)
+                stack.push_async_callback(client.close)
                 sets[name].add(address, client)
-        await _check_external(config, options, min(_EXTERNAL_S, config.argosy.startup_timeout_s))
-        if followed:
+        if membership is not None:
             await servers.update(await membership.members("reward"))
             following = asyncio.create_task(servers.follow(membership), name="follow reward servers")
-        router = _router(config, sets)
+            stack.push_async_callback(_cancelled, following)
+        router = RewardRouter([RoutedService(sets[name], service) for name, service in config.rewards.items()])
         await router.start()
         yield router
-    finally:
-        if following is not None:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-        await servers.close()
-        await asyncio.gather(*(client.close() for client in external))
 
 
-def _replica_sets(config: Config, policy: RetryPolicy) -> dict[str, ReplicaSet]:
-    attempts = config.argosy.reward.sample_attempts
-    return {name: ReplicaSet(name, policy=policy, sample_attempts=attempts) for name in config.rewards}
-
-
-def _router(config: Config, sets: Mapping[str, ReplicaSet]) -> RewardRouter:
-    return RewardRouter([RoutedService(sets[name], service) for name, service in config.rewards.items()])
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    """End a task that runs until it is cancelled; one that ended by itself raises why."""
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
 
 
 class _Servers:
@@ -126,8 +117,12 @@ class _Servers:
         self._clients.clear()
 
 
-async def _check_external(config: Config, options: RpcOptions, timeout_s: float) -> None:
-    """Each external server must be up and say what it can do, and replicas must say the same. Raises ConfigError."""
+async def check_external(config: Config, options: RpcOptions) -> None:
+    """Each external server must be up and say what it can do, and replicas must say the same; before anything starts.
+
+    Raises ConfigError that names each that isn't there or is no reward service.
+    """
+    timeout_s = min(_EXTERNAL_S, config.argosy.startup_timeout_s)
     addresses = [(name, address) for name, service in config.rewards.items() for address in service.address]
     answers = await asyncio.gather(*(_ask(address, options, timeout_s) for _, address in addresses))
     problems: list[str] = []

@@ -14,11 +14,12 @@ from argosy.config.schema import REWARD_KINDS
 from argosy.controller.launch.fleet import LocalFleet, _for_services
 from argosy.controller.launch.plan import remote_counts, services_of
 from argosy.controller.launch.process import ChildSpec
-from argosy.controller.rewards.connect import local_router
+from argosy.controller.rewards.connect import open_router
 from argosy.controller.rewards.failures import RewardsUnusableError
 from argosy.membership.etcd_client import EtcdOptions
 from argosy.reward.build import BUILDERS, build_core
 from argosy.rpc.host import Service, _join_pool
+from argosy.rpc.options import RpcOptions
 from argosy.rpc.retry import RetryPolicy
 from argosy.types.errors import ConfigError
 from argosy.types.ids import SampleId
@@ -153,10 +154,10 @@ async def test_sample_attempts() -> None:
     """A sample that failed so often is given up."""
     for attempts, expected in ((2, Failed("exception", "boom")), (3, Scored(1.0))):
         config = load([f"argosy.reward.sample_attempts={attempts}"])
-        router = local_router(config, {"default": Flaky(failures=2)}, RetryPolicy(first_backoff_s=0.001))
-        await router.start()
         item = ScoreRequest(SampleId(0, 0, 0), "toy", "", "", None)
-        assert [result.outcome for result in await router.score([item], deadline_s=10)] == [expected]
+        policy, cores = RetryPolicy(first_backoff_s=0.001), {"default": Flaky(failures=2)}
+        async with open_router(config, RpcOptions(), policy, cores=cores) as router:
+            assert [result.outcome for result in await router.score([item], deadline_s=10)] == [expected]
 
 
 def make_each_fourth_rare(path: Path) -> None:

@@ -115,3 +115,8 @@ def test_moments_are_those_of_all_scores_at_once() -> None:
     assert Moments.of_state(parts.state()) == parts
     alike = Moments().with_scores([2.0, 2.0])
     assert (alike.normalized(2.0), alike.normalized(3.0)) == (0.0, 1.0), "never a million"
+
+
+def test_g1_a_sum_that_is_not_finite_is_no_score() -> None:
+    [found] = both((Scored(1e308),), (Scored(1.0),), terms=(Term("a", 100.0), Term("b")))
+    assert found == Failed("bad_return", "the weighted sum of the scores is inf")
