@@ -19,9 +19,11 @@ from argosy.weightsync.tensors import ByteArray
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_RUN_BYTES = 4 << 20
-"""Bytes that a thread copies before it checks them: long enough for the copy to go past the cache (streaming stores),
-and for threads not to wait for the interpreter's lock."""
+_RUN_BYTES = 16 << 20
+"""Bytes that a thread takes on at a time."""
+_PIECE_BYTES = 512 << 10
+"""Bytes that are copied before they are checked: few enough to be read again out of the core's own cache, many enough
+for the interpreter's part not to count. (Copying 4 MiB past the cache and reading them back took 1.4 times as long.)"""
 
 
 def copy_checked(
@@ -32,7 +34,7 @@ def copy_checked(
     Args:
         source: [N] uint8.
         target: [N] uint8.
-        places: What to copy, in the buffer's order; what lies between them is copied too.
+        places: What to copy.
         threads: Threads to use, at least 1; more than there are cores is pointless, so they are not started.
         stop: Set by whoever gives up; DeadlineError then, within a run's time.
     """
@@ -40,11 +42,19 @@ def copy_checked(
     def work(run: Sequence[Place]) -> list[int]:
         if stop is not None and stop.is_set():
             raise DeadlineError("the copy was given up")
-        span = slice(run[0].start, run[-1].start + run[-1].size)
-        np.copyto(target[span], source[span])
-        return _checksums(target, run)
+        return [_copy_checked(source, target, place) for place in run]
 
     return list(chain.from_iterable(spread(work, _runs(places), threads)))
+
+
+def _copy_checked(source: ByteArray, target: ByteArray, place: Place) -> int:
+    checksum = 0
+    end = place.start + place.size
+    for start in range(place.start, end, _PIECE_BYTES):
+        piece = slice(start, min(start + _PIECE_BYTES, end))
+        np.copyto(target[piece], source[piece])
+        checksum = crc32(target[piece].data, checksum)
+    return checksum
 
 
 def checksums(memory: ByteArray, places: Sequence[Place], *, threads: int) -> list[int]:

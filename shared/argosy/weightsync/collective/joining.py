@@ -21,7 +21,8 @@ AUTO, GLOO, NCCL = "auto", "gloo", "nccl"
 WILDCARDS = ("0.0.0.0", "::", "")
 """Addresses to listen on that nobody can be reached by."""
 _REFUSED = "refused: "
-_LOOK_S = 0.005
+_FIRST_LOOK_S, _LOOK_S = 0.0002, 0.01
+"""Seconds between two looks: soon at first, for both ends come at about the same time, and then less often."""
 _DISCARD_PORT = 9
 
 
@@ -112,8 +113,10 @@ def identity(gpu: str) -> str:
 
 def _read(store: Any, key: str, end: float) -> bytes:
     """Looks again and again: a read that waits would hold up all other threads that use the store."""
+    pause_s = _FIRST_LOOK_S
     while not store.check([key]):
         if time.monotonic() > end:
             raise RuntimeError(f"the other end of {key!r} has not come in time")
-        time.sleep(_LOOK_S)
+        time.sleep(pause_s)
+        pause_s = min(_LOOK_S, 1.5 * pause_s)
     return bytes(store.get(key))
