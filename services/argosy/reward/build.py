@@ -58,7 +58,8 @@ def reward_options(cfg: Config) -> RewardOptions:
     function = None
     if custom.path is not None:
         path = str(Path(custom.path).expanduser().absolute())
-        function = CustomFunction(path, custom.name, dict(custom.reward_kwargs))
+        batch = cfg.reward_model.reward_manager == "batch"
+        function = CustomFunction(path, custom.name, dict(custom.reward_kwargs), batch)
     pool = PoolOptions(worker_count=reward.worker_count, timeout_s=reward.timeout_s)
     return RewardOptions(pool, function, sandbox=_sandbox_options(cfg))
 

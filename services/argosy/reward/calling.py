@@ -60,16 +60,19 @@ class CallPlan:
         return given | dict(self.kwargs)
 
 
-def plan_call(function: Callable[..., Any], kwargs: Mapping[str, Any], label: str) -> CallPlan:
-    """Read the function's mark and signature. Raises ConfigError if it can't be called with what there is."""
+def plan_call(function: Callable[..., Any], kwargs: Mapping[str, Any], label: str, *, batch: bool = False) -> CallPlan:
+    """Read the function's mark and signature. Raises ConfigError if it can't be called with what there is.
+
+    `batch`: an unmarked function takes lists, whatever its signature says.
+    """
     spec = getattr(function, MARK, None)
     try:
         signature = inspect.signature(function)
     except ValueError:  # a compiled function that doesn't tell
-        return CallPlan(VERL, spec or RewardSpec(), kwargs)
+        return CallPlan(VERL_BATCH if batch else VERL, RewardSpec(batch=batch), kwargs)
     if isinstance(spec, RewardSpec):
         return _plan_marked(signature, spec, kwargs, label)
-    is_batch = {"solution_strs", "data_sources"} <= signature.parameters.keys()
+    is_batch = batch or {"solution_strs", "data_sources"} <= signature.parameters.keys()
     arguments = VERL_BATCH if is_batch else VERL
     clash = sorted(arguments.keys() & kwargs.keys())
     if clash:

@@ -40,6 +40,8 @@ class CustomFunction:
     name: str = "compute_score"
     reward_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Plain JSON values."""
+    batch: bool = False
+    """It takes lists, as verl's batch manager calls it, also where its signature doesn't say so (`**kwargs`)."""
 
     @property
     def label(self) -> str:
@@ -54,7 +56,7 @@ class LoadedFunction:
         """Import it. Raises ConfigError: no file, an error while importing, no such function, a wrong signature."""
         self._spec = spec
         self._function = _find(spec)
-        self.plan = plan_call(self._function, spec.reward_kwargs, spec.label)
+        self.plan = plan_call(self._function, spec.reward_kwargs, spec.label, batch=spec.batch)
         called = getattr(self._function, "__call__", None)  # noqa: B004 -- an object may be async in its __call__ only
         self._is_async = inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(called)
         # One loop for all calls, so that an async function may keep its HTTP session.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,14 @@ async def test_files_written_for_verl_work_unchanged(
 ) -> None:
     found = await judged(make_scorers(make_function(VERL_FILES[style])), sample(0), sample(1, "five"))
     assert [outcome.score for outcome in found if isinstance(outcome, Scored)] == [1.0, 0.0]
+
+
+def test_verls_batch_manager_gives_lists_to_a_function_that_doesnt_tell(make_function: MakeFunction) -> None:
+    source = "def compute_score(**kwargs):\n    return [len(kwargs['solution_strs'])]\n"
+    given = {"data_source": "toy", "response_text": "a", "ground_truth": "b", "extra_info": {}}
+    function = make_function(source)
+    assert LoadedFunction(replace(function, batch=True)).score_batch([given]) == [Scored(1.0)]
+    assert isinstance(LoadedFunction(function).score_batch([given])[0], Failed)
 
 
 def test_the_example_is_what_its_page_says() -> None:

@@ -260,7 +260,9 @@ HONOURED: dict[str, Honoured] = {
     ),
     "reward.reward_model.enable": Honoured("Newer name of reward_model.enable.", targets=("reward_model.enable",)),
     "reward.reward_model.model_path": Honoured("Newer name of reward_model.model.path.", targets=(f"{_SCORER}.path",)),
-    "reward_model.reward_manager": Honoured("naive, or dapo with its overlong penalty."),
+    "reward_model.reward_manager": Honoured(
+        "naive, batch (functions that take lists), or dapo with its overlong penalty."
+    ),
     **{f"reward_model.reward_kwargs.{name}": Honoured(effect) for name, effect in _REWARD_KWARGS.items()},
     "reward.reward_manager.name": Honoured(
         "Newer name of reward_model.reward_manager.", targets=("reward_model.reward_manager",)

@@ -52,6 +52,7 @@ class RewardModelConfig:
     enable: bool = False
     """A reward model scores every sample, as argosy.reward.kind=model; its keys are argosy.reward.model.*."""
     reward_manager: str = "naive"
-    """"naive": the score is the reward; "dapo": with the overlong penalty, where that is on."""
+    """"naive": the score is the reward; "batch": the same, from a function that takes lists, as verl's batch manager
+    calls it; "dapo": with the overlong penalty, where that is on."""
     reward_kwargs: RewardKwargsConfig = field(default_factory=RewardKwargsConfig)
     """Its arguments."""

@@ -262,7 +262,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "algorithm.kl_penalty": _KL_TYPES,
     "algorithm.kl_ctrl.type": ("fixed", "adaptive"),
     "algorithm.rollout_correction.loss_type": LOSS_TYPES,
-    "reward_model.reward_manager": ("naive", "dapo"),
+    "reward_model.reward_manager": ("naive", "batch", "dapo"),
     "argosy.reward.kind": REWARD_KINDS,
     "argosy.reward.model.dtype": ("float32", "bfloat16", "float16", "float64"),
     "argosy.reward.model.truncation": ("left", "right", "fail"),

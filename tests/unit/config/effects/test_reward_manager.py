@@ -8,6 +8,7 @@ from argosy.config import Config
 from argosy.config.load import load
 from argosy.controller.stages.advantage import build_batch
 from argosy.controller.stages.shaping import reward_of, shape_rewards
+from argosy.reward.build import reward_options
 from argosy.types.ids import GroupId, PolicyVersion, SampleId
 from argosy.types.records import Completion, FinishReason, Prompt, Scored, VersionRun
 
@@ -31,6 +32,9 @@ def penalty(*overrides: str, without: str = "nothing") -> float:
 def test_reward_manager(key: str) -> None:
     assert penalty(f"{key}=dapo", without="reward_manager") == -0.5
     assert penalty(without="reward_manager") == 0.0
+    function = reward_options(config(f"{key}=batch", "custom_reward_function.path=f.py", without="reward_model")).custom
+    assert function is not None
+    assert function.batch
 
 
 @pytest.mark.parametrize(
