@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from argosy.cli.main import main
+from argosy.config import load
+from argosy.controller.control import RunControl
+from argosy.controller.prepare import PreparedRun
+from argosy.controller.run import Run
 from argosy.modeling.tiny import save_tiny_model
+from argosy.telemetry.traces import Tracing
+from argosy.types.errors import StateError
 from support.toy import ToyJob, write_rows
 
 pytestmark = pytest.mark.xdist_group("resume")
@@ -193,6 +201,18 @@ def test_a_run_under_way_keeps_its_configuration(toy_job: ToyJob, finished: Path
     finally:
         lock.release()
     assert (toy_job.folder / "busy" / "config.yaml").read_bytes() == before
+
+
+def test_a_run_that_ends_meanwhile_is_not_done_again(toy_job: ToyJob, finished: Path) -> None:
+    copied(toy_job, finished, "late")
+    words = toy_job.command("late", "argosy.placement=inprocess", "trainer.total_training_steps=6")
+    early = PreparedRun(load(words[words.index("train") + 1 :]))  # as a second start, while the first is at its end
+    assert train(toy_job, "late", "trainer.total_training_steps=5", "trainer.save_freq=5") == 0
+    before = (toy_job.folder / "late" / "config.yaml").read_bytes()
+    with pytest.raises(StateError, match=r"another run has saved .*global_step_5 .* the same command again"):
+        asyncio.run(Run(early, Console(), Tracing(None)).execute(RunControl(early.run_id, early.total_steps)))
+    assert [row["step"] for row in toy_job.metrics("late")] == [1, 2, 3, 4, 5]
+    assert (toy_job.folder / "late" / "config.yaml").read_bytes() == before
 
 
 def test_damaged_manifest_is_one_message(toy_job: ToyJob, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

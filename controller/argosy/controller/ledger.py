@@ -142,8 +142,14 @@ class Ledger:
         end = json.dumps({"end": True, "step": step, "samples": len(lines), "counts": counts, "sha256": digest})
         write_atomically(segment_path(self._folder, step), body + end.encode() + b"\n")
         # The segment is the record from here on; the live tables hold only what is under way, so they stay small.
-        self._database.execute("DELETE FROM samples WHERE step<=?", (step,))
+        self._delete_until(step)
         return LedgerCut(step, digest)
+
+    def _delete_until(self, step: int) -> None:
+        try:
+            self._database.execute("DELETE FROM samples WHERE step<=?", (step,))
+        except sqlite3.OperationalError as error:
+            raise storage_error(error, self._folder) from error
 
     def _many(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         if not rows:

@@ -12,7 +12,7 @@ from argosy.config import Config, validate_row_count
 from argosy.controller.data.prompts import PromptSource, load_prompts
 from argosy.controller.data.sampler import PromptSampler
 from argosy.controller.recovery import Checkpoint, CheckpointStore, find_resume
-from argosy.types.errors import ConfigError, storage_error
+from argosy.types.errors import ConfigError, StateError, storage_error
 from argosy.types.records import Prompt
 
 
@@ -24,6 +24,7 @@ class PreparedRun:
         make_folder(self.run_dir)
         trainer = config.trainer
         self.store = CheckpointStore(self.run_dir, trainer.max_actor_ckpt_to_keep)
+        self._newest = self.store.newest()
         self.checkpoint = find_resume(self.store, trainer.resume_mode, trainer.resume_from_path, self.run_dir)
         self.saved: dict[str, Any] = self.checkpoint.state() if self.checkpoint else {}
         """The controller's state in the checkpoint; empty for a new run."""
@@ -52,6 +53,19 @@ class PreparedRun:
     def continues(self) -> bool:
         """Whether the checkpoint is of this run folder; one from elsewhere starts a run of its own."""
         return self.checkpoint is not None and self.checkpoint.path.resolve().parent == self.run_dir
+
+    def check_unchanged(self) -> None:
+        """To be called with the folder's lock held: until then another run may have been at work there, whose last
+        steps this one would do again.
+
+        Raises StateError if the folder has another newest checkpoint than when this run was prepared.
+        """
+        newest = self.store.newest()
+        if newest != self._newest:
+            what = "removed its checkpoints" if newest is None else f"saved {newest.path}"
+            raise StateError(
+                f"another run has {what} while this one was being prepared: the same command again goes on from there"
+            )
 
     def _restore_data_order(self, checkpoint: Checkpoint) -> None:
         self.sampler.restore(self.saved["sampler"])

@@ -120,18 +120,21 @@ class CheckpointStore:
                 found.append(Checkpoint(path, int(match.group(1)), _run_id_of(path)))
         return sorted(found, key=lambda checkpoint: checkpoint.step)
 
-    def latest(self) -> Checkpoint | None:
-        """The checkpoint that the pointer names, verified; without a usable pointer, the highest step of the last run.
-
-        Raises CorruptDataError if the one it would resume from is damaged: that is for a person to decide.
-        """
+    def newest(self) -> Checkpoint | None:
+        """The checkpoint that the pointer names; without a usable pointer, that of the highest step. Not verified."""
         found = self.complete()
-        if not found:
-            return None
         pointer = self._folder / LATEST
         step = int(pointer.read_text()) if pointer.exists() and pointer.read_text().strip().isdigit() else None
         named = [checkpoint for checkpoint in found if checkpoint.step == step]
-        return read_checkpoint((named or found)[-1].path)
+        return (named or found or [None])[-1]
+
+    def latest(self) -> Checkpoint | None:
+        """The newest, verified.
+
+        Raises CorruptDataError if it is damaged: whether to go back further is for a person to decide.
+        """
+        newest = self.newest()
+        return None if newest is None else read_checkpoint(newest.path)
 
     def begin(self, step: int, folders: Iterable[str] = ("actor",)) -> Path:
         """A fresh working folder for a save, with one folder for each trainer.

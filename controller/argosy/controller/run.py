@@ -50,7 +50,9 @@ class Run:
             screen.stage(self.prepared.first_step, "starting services")
             try:
                 async with open_placement(self._config, self._run_dir) as placement:
-                    # Only now is the folder ours alone: a run that is under way there must keep its configuration.
+                    # Only now is the folder ours alone: a run that is under way there must keep its configuration,
+                    # and where it came to is known only when it has ended.
+                    self.prepared.check_unchanged()
                     self._config.save(self._run_dir / "config.yaml")
                     controller, exported = await placement.race(self._train(placement, observer, control, screen))
             except BaseException as error:

@@ -74,12 +74,12 @@ class StorageError(ArgosyError):
 def storage_error(error: Exception, path: object) -> StorageError:
     """What to tell about a failed write (OSError, or a library's own error for one)."""
     text = str(error)
-    if any(words in text.lower() for words in ("no space", "quota", "file too large")):
+    if any(words in text.lower() for words in ("no space", "disk is full", "quota", "file too large")):
         return StorageError(
             f"no space left while writing {path} ({text}): free some, or put the run elsewhere with "
             "trainer.default_local_dir=…; resume continues from the last complete checkpoint"
         )
-    if any(words in text.lower() for words in ("permission", "read-only", "not permitted")):
+    if any(words in text.lower() for words in ("permission", "read-only", "readonly", "not permitted")):
         return StorageError(f"not allowed to write {path} ({text}): choose another trainer.default_local_dir")
     return StorageError(f"could not write {path}: {text}")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from argosy.controller.ledger import Ledger, LedgerError, read_segment, rewind, segment_path
-from argosy.types.errors import CorruptDataError
+from argosy.types.errors import CorruptDataError, StorageError
 from argosy.types.ids import PolicyVersion, SampleId
 from argosy.types.records import Abstained, Completion, Failed, FinishReason, Scored, ScoreResult, VersionRun
 
@@ -91,3 +91,16 @@ def test_rewind_sets_later_steps_aside(ledger: Ledger, tmp_path: Path) -> None:
     with pytest.raises(CorruptDataError, match="missing"):
         rewind(tmp_path / "ledger", cut, "l0")
     assert other.step == 2
+
+
+def test_a_full_disk_is_told_as_such(ledger: Ledger) -> None:
+    ledger._database.execute("PRAGMA max_page_count=6")
+    with pytest.raises(StorageError, match=r"no space left while writing .*ledger .*free some"):
+        ledger.drawn(1, [(SampleId(0, 0, index), 0) for index in range(2000)])
+
+
+def test_a_step_that_can_not_be_closed_on_disk_is_a_storage_error(ledger: Ledger) -> None:
+    run_step(ledger)
+    ledger._database.execute("PRAGMA query_only=ON")
+    with pytest.raises(StorageError, match=r"not allowed to write .*ledger"):
+        ledger.commit_step(1)

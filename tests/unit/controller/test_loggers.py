@@ -36,6 +36,16 @@ def test_read_metrics_keeps_the_newest_of_a_repeated_step_and_skips_a_torn_line(
     assert [(row["step"], row["a"]) for row in read_metrics(tmp_path / "metrics.jsonl")] == [(1, 1), (2, 3)]
 
 
+def test_a_torn_line_of_a_killed_run_costs_the_next_row_nothing(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 1}\n{"step": 2, "a')
+    [logger] = build_loggers(configured("console"), tmp_path)
+    logger.log(2, {"a": 2.0})
+    logger.log(3, {"a": 3.0})
+    logger.close()
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [(row["step"], row["a"]) for row in rows] == [(1, 1), (2, 2.0), (3, 3.0)]
+
+
 def test_tensorboard_files_are_real(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

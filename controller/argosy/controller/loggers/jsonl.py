@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,11 @@ class JsonlLogger:
 
     def __init__(self, config: Config, run_dir: Path) -> None:
         del config
-        self._file = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
+        path = run_dir / "metrics.jsonl"
+        torn = _ends_within_a_line(path)
+        self._file = path.open("a", encoding="utf-8")
+        if torn:  # by a process that was killed: the next row must not be torn with it
+            self._file.write("\n")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line, flushed at once: a crash loses nothing that was logged."""
@@ -28,6 +33,14 @@ class JsonlLogger:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    if not path.exists() or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
 
 
 def read_metrics(path: Path, up_to_step: int | None = None) -> list[dict[str, Any]]:
