@@ -128,7 +128,7 @@ async def test_d10_one_receiver_stalls_and_the_other_commits(snapshot: Snapshot)
     whole.finish()
     with pytest.raises(DeadlineError):
         await first
-    assert time.monotonic() - begun < 13
+    assert time.monotonic() - begun < DEADLINE_S - 5
     assert stalled.received_byte_count == 0
     await gone(pid)
     await opened.close()
@@ -141,7 +141,7 @@ async def test_d10_a_sender_that_stops_costs_the_deadline(snapshot: Snapshot) ->
     begun = time.monotonic()
     with pytest.raises((DeadlineError, UnavailableError)):
         await transport.receive(opened.offers[0], snapshot, snapshot.manifest, Staging(snapshot.manifest), 3.0)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 3 + 12  # a hang guard
     await opened.close()  # also of a stopped process
     await gone(opened.worker_pid)
 

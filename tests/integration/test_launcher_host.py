@@ -140,7 +140,7 @@ def test_a_stop_while_the_model_loads_does_not_wait_for_it(
     service.process.send_signal(signal.SIGTERM)
     code, output = service.end()
     assert code == 0, output
-    assert time.monotonic() - began < 3  # loading takes 5 s
+    assert time.monotonic() - began < 10  # loading takes 20 s
     assert asyncio.run(members_of(etcd_endpoint, request)) == ()
 
 

@@ -22,14 +22,17 @@ from contract.forms import Form
 ENGINES = [
     "hf",
     "simulated",
-    pytest.param("vllm", marks=[pytest.mark.engine, pytest.mark.timeout(600)]),
-    pytest.param("sglang", marks=[pytest.mark.engine, pytest.mark.timeout(600)]),
+    *(
+        pytest.param(name, marks=[pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.xdist_group(name)])
+        for name in ("vllm", "sglang")
+    ),
 ]
+"""One real server each serves all tests of a worker process, so the tests of one engine go to one worker."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A tiny model with two end tokens, one of which it says."""
+    """A tiny model with two end tokens, one of which it says, and tied embeddings with a redundant head in its file."""
 
     path: Path
     prompt: tuple[int, ...]
@@ -44,9 +47,20 @@ def save(folder: Path, seed: int, *, tied: bool = True) -> Path:
     return save_tiny_model(folder, seed=seed, hidden_size=128, weight_scale=4.0, tied=tied)
 
 
+def add_redundant_head(folder: Path) -> None:
+    """What some tools write: the head beside the embedding that it is tied to (its flag in the config)."""
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(folder / "model.safetensors")
+    state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is True
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = save(tmp_path_factory.mktemp("engine-model") / "model", seed=1)
+    add_redundant_head(folder)
     for last in range(50, 80):
         prompt = (1, 40, 41, 42, last)
         greedy = greedy_ids(folder, prompt, 10)

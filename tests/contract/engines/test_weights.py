@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,10 @@ from argosy.rpc.clients.rollout import RolloutClient
 from argosy.types.errors import ArgosyError, DeadlineError, WeightsRefusedError
 from argosy.weightsync import Snapshot, build_manifest, find_tied
 from argosy.weightsync.transports import SendOptions, TransferPlan, load_transport
-from contract.engines.conftest import ENGINES, Weights, client_of, save, weights_of
-from contract.engines.served import LONG, CutOff, Served, ask, missing, plain_logits, serving, sync
+from contract.engines.conftest import Weights, weights_of
+from contract.engines.served import LONG, CutOff, Served, ask, plain_logits, sync
 from contract.engines.test_sampling import TOLERANCE
-from contract.forms import Form, MakeRollout, mutation, request, until
+from contract.forms import Form, mutation, request, until
 
 GREEDY = [request(position, temperature=0.0) for position in range(3)]
 
@@ -139,51 +138,16 @@ async def transfer_of(snapshot: Snapshot, transport: str, sync_id: str) -> Async
         await transfer.close()
 
 
-@pytest.fixture(scope="module", params=[engine for engine in ENGINES if engine != "simulated"])
-def engine(request: pytest.FixtureRequest) -> str:
-    reason = missing(request.param)
-    if reason:
-        pytest.skip(reason)
-    return str(request.param)
-
-
-def write_variant(folder: Path, variant: str) -> Path:
-    """An untied model, or a tied one with a redundant head in its file (and the flag in its config)."""
-    save(folder, seed=3, tied=variant == "redundant")
-    if variant == "redundant":
-        from safetensors.torch import load_file, save_file
-
-        state = load_file(folder / "model.safetensors")
-        state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
-        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-        assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is True
-    return folder
-
-
-@pytest.mark.parametrize("kind", ["untied", "redundant"])
-async def test_d2_untied_and_redundant_heads(
-    engine: str, kind: str, grpc_form: Form, make_rollout: MakeRollout, tmp_path: Path
-) -> None:
-    folder = write_variant(tmp_path / "model", kind)
-    state = weights_of(folder)
-    async with AsyncExitStack() as stack:
-        if engine == "hf":  # in this process, which saves the start of one
-            rollout = await grpc_form.rollout(make_rollout(folder))
-        else:
-            served = await asyncio.to_thread(stack.enter_context, serving(engine, folder))
-            rollout = await stack.enter_async_context(client_of(served))
-        await _check_head(folder, rollout, Weights(rollout, grpc_form, state), state)
-
-
 async def test_d2_tied_embeddings(served: Served, rollout: RolloutClient, weights: Weights) -> None:
-    """After the embedding has changed, the head has changed with it."""
+    """After the embedding has changed, the head has changed with it, the redundant one of the file too."""
     state = weights_of(served.model)
     assert find_tied(state) == {"lm_head.weight": "model.embed_tokens.weight"}
     if served.computes:
-        await _check_head(served.model, rollout, weights, state)
+        await check_head(served.model, rollout, weights, state)
 
 
-async def _check_head(model: Path, rollout: Rollout, weights: Weights, state: dict[str, Any]) -> None:
+async def check_head(model: Path, rollout: Rollout, weights: Weights, state: dict[str, Any]) -> None:
+    """Give the model another embedding and another head; the answers are those weights' each time."""
     import torch
 
     check_against(model, model, await ask(rollout, GREEDY))

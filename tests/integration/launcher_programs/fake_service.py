@@ -1,6 +1,6 @@
 """A service with a core that does nothing, through the real host: gRPC, health, membership, drain.
 
-`FAKE_BEHAVIOUR` is JSON: member id → "crash" (in build), "slow" (5 s build), "fail" (its engine dies after 0.5 s),
+`FAKE_BEHAVIOUR` is JSON: member id → "crash" (in build), "slow" (20 s build), "fail" (its engine dies after 0.5 s),
 "hang" (never ends on SIGTERM: its close blocks).
 """
 
@@ -51,7 +51,7 @@ def build(config: Any) -> Core:
     if behaviour == "crash":
         raise RuntimeError("no such model")
     if behaviour == "slow":
-        time.sleep(5)
+        time.sleep(20)
     return Core(behaviour, "stale" if member.startswith("rollout") else "ready")
 
 

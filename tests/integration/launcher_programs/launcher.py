@@ -12,8 +12,8 @@ from argosy.controller.launch import ChildDiedError, LocalFleet, StopSignals
 from argosy.telemetry.logs import setup_logging
 
 
-async def run(run_dir: Path) -> int:
-    config = Config().with_values({"argosy.stop_grace_s": 3.0, "argosy.startup_timeout_s": 60.0})
+async def run(run_dir: Path, grace_s: float) -> int:
+    config = Config().with_values({"argosy.stop_grace_s": grace_s, "argosy.startup_timeout_s": 60.0})
     counts = {"trainer": 1, "reward": 1, "rollout": 1}
     modules = dict.fromkeys(counts, "fake_service")
     with StopSignals() as signals:
@@ -32,7 +32,7 @@ async def run(run_dir: Path) -> int:
 def main() -> int:
     setup_logging("controller-0")
     try:
-        return asyncio.run(run(Path(sys.argv[1])))
+        return asyncio.run(run(Path(sys.argv[1]), float(sys.argv[2])))
     except ChildDiedError as error:
         print(error, file=sys.stderr)
         return 1

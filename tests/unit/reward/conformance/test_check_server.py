@@ -60,7 +60,7 @@ async def test_where_nobody_listens_the_wait_is_bounded_and_the_rest_is_skipped(
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         began = time.monotonic()
         findings = await check_server(address, timeout_s=0.5)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20  # a hang guard
     assert called(findings, Result.FAILED) == {"reachable"}
     assert f"no gRPC server answered at {address} within 0.5 s" in findings[0].wrong
     assert all(finding.result is Result.SKIPPED for finding in findings[1:])

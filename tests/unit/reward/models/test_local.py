@@ -102,7 +102,7 @@ async def test_late_samples_are_timeouts(writer: DialogueWriter) -> None:
     scorer = ModelScorer(network, writer)
     start = time.monotonic()
     found = await scorer.score([request(0, "a")], deadline_s=0.1)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 10  # a hang guard
     network.gate.set()
     await scorer.close()
     assert isinstance(found[0].outcome, Failed)
