@@ -61,7 +61,7 @@ def reward_options(cfg: Config) -> RewardOptions:
         batch = cfg.reward_model.reward_manager == "batch"
         function = CustomFunction(path, custom.name, dict(custom.reward_kwargs), batch)
     pool = PoolOptions(worker_count=reward.worker_count, timeout_s=reward.timeout_s)
-    return RewardOptions(pool, function, sandbox=_sandbox_options(cfg))
+    return RewardOptions(pool, function, sandbox=_sandbox_options(cfg), scorer_kwargs=dict(reward.scorer_kwargs))
 
 
 def _sandbox_options(cfg: Config) -> SandboxOptions:

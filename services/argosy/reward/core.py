@@ -16,6 +16,7 @@ from argosy.reward.custom import CustomFunction
 from argosy.reward.pool import PoolOptions, WorkerPool
 from argosy.reward.sandbox.options import SandboxOptions
 from argosy.reward.verifiers import find_verifier, known_sources
+from argosy.reward.verifiers.defaults import check_scorer_kwargs, with_defaults
 from argosy.types.errors import InvalidInputError
 from argosy.types.ids import SampleId
 from argosy.types.records import Abstained, Failed, Outcome, RewardCapabilities, Scored, ScoreRequest, ScoreResult
@@ -30,6 +31,8 @@ class RewardOptions:
     """Scores every sample in place of the built-in verifiers."""
     sandbox: SandboxOptions = field(default_factory=SandboxOptions)
     """Of the code verifiers."""
+    scorer_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Options of built-in verifiers by data source, see `verifiers.defaults`."""
     memory_limit_bytes: int = 4 * 1024**3
     """Bound on a worker's heap, after imports; 0 is no bound."""
     cpu_limit_s: float = 1.0
@@ -67,8 +70,10 @@ class RewardScorers:
     """Implements `argosy.roles.reward.Reward`."""
 
     def __init__(self, options: RewardOptions | None = None) -> None:
-        """Start the workers. Raises ConfigError if the custom function can't be loaded or called."""
+        """Start the workers. Raises ConfigError if the custom function can't be loaded or called, or an option of a
+        verifier is wrong."""
         self._options = options or RewardOptions()
+        check_scorer_kwargs(self._options.scorer_kwargs)
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
@@ -176,7 +181,11 @@ class RewardScorers:
     def _message(self, items: Sequence[ScoreRequest]) -> dict[str, Any]:
         self._next_id += 1
         fields = self._fields
-        return {"id": self._next_id, "samples": [_sample(item, fields) for item in items]}
+        samples = [_sample(item, fields) for item in items]
+        if self._options.custom is None and self._options.scorer_kwargs:
+            for item, sample in zip(items, samples, strict=True):
+                sample["extra_info"] = with_defaults(self._options.scorer_kwargs, item.data_source, item.extra_info)
+        return {"id": self._next_id, "samples": samples}
 
     def _count(self, outcomes: Iterable[Outcome]) -> None:
         with self._lock:

@@ -15,7 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-_WALL_FACTOR = 50
+_WALL_FACTOR = 15
 """The child is given up when it has had this many times its processor time on the clock."""
 _MOST_BYTES = 4000
 _YES, _NO, _MEMORY, _ERROR = b"y", b"n", b"m", b"e"

@@ -38,6 +38,10 @@ class RewardServiceConfig:
     """How it is asked, of kind=verifiers."""
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     """How code in responses is run, of kind=rules."""
+    scorer_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the built-in verifiers for every row of a data source, {openai/gsm8k: {method: strict}, all:
+    {penalties: {length: {longest: 8000}}}}, of kind=rules; docs/rewards.md has them. A row's own
+    extra_info.reward_kwargs win. Not for a custom function."""
     worker_count: int = 2
     """Worker processes that run scorers."""
     timeout_s: float = 10.0

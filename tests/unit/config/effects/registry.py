@@ -298,6 +298,7 @@ TESTS: dict[str, str] = {
     "argosy.reference.port": "test_launch.py::test_port",
     "argosy.reward.worker_count": "test_custom_reward.py::test_worker_count",
     "argosy.reward.timeout_s": "test_custom_reward.py::test_timeout",
+    "argosy.reward.scorer_kwargs": "test_scorer_kwargs.py::test_scorer_kwargs",
     "argosy.parity.enabled": "test_parity.py::test_enabled",
     "argosy.parity.max_diff": "test_parity.py::test_max_diff",
     "argosy.parity.mean_diff": "test_parity.py::test_mean_diff",
