@@ -31,6 +31,7 @@ class EnvironmentServer:
     answer: Mapping[str, Any] | None = None
     """Given in place of a rollout's."""
     delay_s: float = 0.0
+    model: httpx.AsyncClient | None = None
     running: int = 0
     most_running: int = 0
 
@@ -39,14 +40,15 @@ class EnvironmentServer:
         row, client = request["input"], request["client_config"]
         assert {"prompt", "answer", "info", "task", "example_id"} <= row.keys()
         messages = list(row["prompt"])
-        async with httpx.AsyncClient(base_url=client["api_base_url"], headers={"authorization": "Bearer x"}) as model:
-            for _ in range(self.turns):
-                body = {"model": request["model"], "messages": messages, **request["sampling_args"]}
-                response = await model.post("/chat/completions", json=body)
-                if response.status_code != 200:
-                    return {"success": True, "error": None, "output": {"reward": 0.0, "error": response.text}}
-                messages.append(response.json()["choices"][0]["message"])
-                messages.append({"role": "user", "content": "go on"})
+        if self.model is None:  # one for all: making one takes 50 ms
+            self.model = httpx.AsyncClient(headers={"authorization": "Bearer x"})
+        for _ in range(self.turns):
+            body = {"model": request["model"], "messages": messages, **request["sampling_args"]}
+            response = await self.model.post(f"{client['api_base_url']}/chat/completions", json=body)
+            if response.status_code != 200:
+                return {"success": True, "error": None, "output": {"reward": 0.0, "error": response.text}}
+            messages.append(response.json()["choices"][0]["message"])
+            messages.append({"role": "user", "content": "go on"})
         text = messages[len(row["prompt"])]["content"]
         reward = float(row["answer"] in text)
         output = {
@@ -94,6 +96,8 @@ def environment_server() -> Iterator[EnvironmentServer]:
         for task in (receiving, *tasks):
             task.cancel()
         await asyncio.gather(receiving, *tasks, return_exceptions=True)
+        if made.model is not None:
+            await made.model.aclose()
         context.destroy(linger=0)
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)

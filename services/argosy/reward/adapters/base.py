@@ -56,7 +56,7 @@ class AdapterCore(ABC):
 
     needs_messages = False
     needs_token_ids = False
-    max_batch_size = 256
+    max_batch_size = 64
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options

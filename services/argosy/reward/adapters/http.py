@@ -43,7 +43,7 @@ class HttpCore(AdapterCore):
         used = set(self._fields.values())
         self.needs_messages = "messages" in used
         self.needs_token_ids = bool(used & {"prompt_ids", "response_ids"})
-        self.max_batch_size = http.max_batch_size if http.batch else 256
+        self.max_batch_size = http.max_batch_size
         self._endpoint = options.endpoint()
         self._label = f"{options.url}{http.path}"
 
