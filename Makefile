@@ -89,10 +89,10 @@ demo: .venv/.stamp-run $(MODEL)/config.json $(DATA)/train.parquet  ## train a re
 	fi
 
 test: .venv/.stamp-dev  ## the whole suite but tests marked engine or chaos
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not engine and not chaos'
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 25 -m 'not engine and not chaos'
 
 test-bounded: .venv/.stamp-dev  ## tests marked chaos or engine, bounded in time
-	$(BIN)/python -m pytest -n 1 --timeout 180 -m 'chaos or engine'
+	$(BIN)/python -m pytest -n 1 --timeout 300 --durations 25 -m 'chaos or engine'
 
 lint: .venv/.stamp-dev  ## ruff, and buf on the protos
 	$(BIN)/ruff format --check .
