@@ -83,7 +83,7 @@ async def test_g11_what_the_server_does_wrong_is_failed(server: EnvironmentServe
 
 async def test_silence_is_repeated_then_failed(server: EnvironmentServer) -> None:
     server.silent = 1
-    assert [type(one) for one in await ask(server, "42", server__timeout_s=0.5, server__attempts=2)] == [Scored]
+    assert [type(one) for one in await ask(server, "42", server__timeout_s=3, server__attempts=2)] == [Scored]
     server.silent = 9
     [found] = await ask(server, "42", server__timeout_s=0.2, server__attempts=2)
     assert isinstance(found, Failed)
