@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -21,8 +22,40 @@ if TYPE_CHECKING:
     from argosy.api.reward.v1.reward_service_pb2_grpc import RewardServiceAsyncStub
 
 SCORE = "/argosy.api.reward.v1.RewardService/Score"
-Outcomes = Mapping[SampleId, bytes]
-"""Sample → its outcome, as bytes that are equal for equal outcomes."""
+
+
+class Outcome:
+    """One outcome as the server gave it, without its sample.
+
+    Equal to another that differs by no more than a score's rounding: a model's sums depend a little on what else is in
+    the batch.
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, result: pb.ScoreResult) -> None:
+        self._result = pb.ScoreResult()
+        self._result.CopyFrom(result)
+        self._result.ClearField("sample_id")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Outcome):
+            return NotImplemented
+        first, second = self._result, other._result
+        if all(one.WhichOneof("outcome") == "scored" and one.scored.HasField("score") for one in (first, second)):
+            if not math.isclose(first.scored.score, second.scored.score, rel_tol=1e-3, abs_tol=1e-4):
+                return False
+            first = pb.ScoreResult()
+            first.CopyFrom(self._result)
+            first.scored.score = second.scored.score
+        return first == second
+
+    def __str__(self) -> str:
+        return shown(self._result)
+
+
+Outcomes = Mapping[SampleId, Outcome]
+"""Sample → its outcome."""
 
 
 class Wire:
@@ -85,15 +118,7 @@ class Wire:
 
 def by_id(response: pb.ScoreResponse) -> Outcomes:
     """The outcomes by sample id."""
-    return {sample_id_from_pb(result.sample_id): outcome_bytes(result) for result in response.results}
-
-
-def outcome_bytes(result: pb.ScoreResult) -> bytes:
-    """The outcome without its sample: deterministic, so that equal outcomes have equal bytes."""
-    bare = pb.ScoreResult()
-    bare.CopyFrom(result)
-    bare.ClearField("sample_id")
-    return bare.SerializeToString(deterministic=True)
+    return {sample_id_from_pb(result.sample_id): Outcome(result) for result in response.results}
 
 
 def shown(result: pb.ScoreResult) -> str:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from argosy.config import Config, load
+from argosy.modeling.loading import ModelSource
 from argosy.reward.build import build_core
 from argosy.reward.models.judge.judge import JudgeScorer
 from argosy.reward.models.local import ModelScorer
@@ -122,7 +123,12 @@ def test_trust_remote_code(scorer: Path, monkeypatch: pytest.MonkeyPatch, make: 
 
     seen: list[bool] = []
     real = network.load_network
-    monkeypatch.setattr(network, "load_network", lambda source: seen.append(source.trust_remote_code) or real(source))
+
+    def watched(source: ModelSource) -> network.ScoringNetwork:
+        seen.append(source.trust_remote_code)
+        return real(source)
+
+    monkeypatch.setattr(network, "load_network", watched)
     make(*local(scorer))
     make(*local(scorer, f"{key}=true"))
     assert seen == [False, True]
@@ -263,9 +269,6 @@ async def test_concurrency(server: ModelServer, scorer: Path, make: Made, key: s
     items = [request(k, f"answer {k}") for k in range(6)]
     await score(make(*either(key.split(".")[2], server, scorer, f"{key}=2")), *items)
     assert server.most_running == 2
-
-
-_PER_MINUTE = ["requests_per_minute", "tokens_per_minute"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import grpc
 from argosy.api.reward.v1 import reward_service_pb2 as pb
 from argosy.reward.conformance.checks.batches import limit, require_one_each
 from argosy.reward.conformance.findings import CheckError
-from argosy.reward.conformance.wire import Wire, shown
+from argosy.reward.conformance.wire import Outcome, Wire, shown
 from argosy.rpc.codec.common import sample_id_from_pb
 
 LONG_BYTES = 1 << 20
@@ -96,13 +96,13 @@ async def _odd(wire: Wire, changes: Sequence[dict[str, str]]) -> None:
             if sample_id_from_pb(item.sample_id) not in found:
                 raise CheckError(f"an item has no result: {_short(item)}")
         for result in response.results:
-            same = result.sample_id != ordinary.sample_id or shown(result) == usual
+            same = result.sample_id != ordinary.sample_id or Outcome(result) == usual
             if not same and wire.comparable:
                 raise CheckError(f"an ordinary item beside it got {shown(result)}, alone {usual}")
 
 
-async def _only(wire: Wire, item: pb.ScoreItem) -> str:
-    return next((shown(result) for result in (await wire.score([item])).results), "no result")
+async def _only(wire: Wire, item: pb.ScoreItem) -> Outcome | None:
+    return next((Outcome(result) for result in (await wire.score([item])).results), None)
 
 
 def _short(item: pb.ScoreItem) -> str:
