@@ -7,6 +7,7 @@ import json
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,3 +127,41 @@ async def test_a_server_that_forbids_repeats_is_not_asked_twice_for_the_same() -
         findings = await check_server(address)
     assert not failures(findings), describe(findings)
     assert {"same_twice", "order"} <= called(findings, Result.SKIPPED)
+
+
+@pytest.mark.parametrize("most", [1, 2, 0, 100_000])
+async def test_any_batch_size_can_be_checked(most: int) -> None:
+    class Sized(Honest):
+        limit = most or 256
+
+        async def GetCapabilities(self, request: Any, context: Any) -> Any:
+            answer = await super().GetCapabilities(request, context)
+            answer.max_batch_size = most
+            return answer
+
+    async with serve(Sized()) as address:
+        findings = await check_server(address)
+    assert not failures(findings), describe(findings)
+
+
+async def test_ids_and_messages_are_sent_to_a_server_that_wants_them() -> None:
+    seen: list[tuple[list[int], str]] = []
+
+    class Wants(Honest):
+        needs_token_ids = True
+
+        async def GetCapabilities(self, request: Any, context: Any) -> Any:
+            answer = await super().GetCapabilities(request, context)
+            answer.needs_messages = True
+            return answer
+
+        def score(self, item: Any, result: Any) -> None:
+            seen.append((list(item.response_ids), item.messages_json))
+            super().score(item, result)
+            result.scored.token_scores.extend([0.0] * len(item.response_ids))
+
+    async with serve(Wants()) as address:
+        findings = await check_server(address, vocabulary_size=4, samples=[Sample("toy", "4", "4")])
+    assert not failures(findings), describe(findings)
+    assert max(token for ids, _ in seen for token in ids) == 3
+    assert all(ids and json.loads(messages) for ids, messages in seen)
