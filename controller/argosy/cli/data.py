@@ -49,6 +49,7 @@ def _add_make(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="TEXT",
         help="the user's message; {question} or any field of the task's metadata, such as {expression} of chain_sum",
     )
+    parser.add_argument("--force", action="store_true", help="replace files in DIR that hold other rows")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.set_defaults(func=run_make)
 
@@ -77,7 +78,7 @@ def run_make(args: argparse.Namespace) -> int:
         question_format=args.question_format + args.prompt_suffix.replace("{", "{{").replace("}", "}}"),
     )
     splits = make_splits(options)
-    paths = write_splits(splits, args.out.expanduser())
+    paths = write_splits(splits, args.out.expanduser(), replace=args.force)
     summary = {
         name: {
             "path": str(path),

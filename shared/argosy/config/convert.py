@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +50,9 @@ def _build(section: type[Any], values: Mapping[str, Any], prefix: str, problems:
     for name, value in values.items():
         path = f"{prefix}{name}"
         if name not in kinds:
-            problems.append(f"{path}: no such key")
+            close = difflib.get_close_matches(name, kinds, n=1)
+            hint = f"Did you mean {prefix}{close[0]}?" if close else f"The keys here are {', '.join(kinds)}."
+            problems.append(f"{path}: no such key. {hint}")
             continue
         kind = kinds[name]
         if dataclasses.is_dataclass(kind):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from argosy.cli import data as data_cli
-from argosy.types.errors import InvalidInputError
+from argosy.types.errors import InvalidInputError, StorageError
 
 MakeRow = Callable[..., dict[str, Any]]
 
@@ -40,6 +40,26 @@ def test_make_then_show(tmp_path: Path, tokenizer_folder: Path, capsys: pytest.C
     assert "= {now}<|im_end|>" in shown["rows"][0]["prompt"]
     assert shown["prompt_length"]["unit"] == "tokens"
     assert shown["prompt_length"]["min"] <= shown["prompt_length"]["mean"] <= shown["prompt_length"]["max"]
+
+
+def test_made_data_is_replaced_only_by_force(tmp_path: Path) -> None:
+    assert make(tmp_path) == 0
+    made = (tmp_path / "train.parquet").read_bytes()
+    assert make(tmp_path) == 0  # the same rows again
+    with pytest.raises(InvalidInputError, match=r"train\.parquet and .*val\.parquet exist with other rows.*--force"):
+        make(tmp_path, "--seed", "1")
+    assert (tmp_path / "train.parquet").read_bytes() == made
+    assert make(tmp_path, "--seed", "1", "--force") == 0
+    assert (tmp_path / "train.parquet").read_bytes() != made
+    (tmp_path / "val.parquet").write_bytes(b"my notes")
+    with pytest.raises(InvalidInputError, match=r"/val\.parquet exists with other rows"):
+        make(tmp_path, "--seed", "1")
+
+
+def test_a_place_for_data_that_can_not_be_written_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="could not write"):
+        make(tmp_path / "file" / "data")
 
 
 def test_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

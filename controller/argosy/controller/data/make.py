@@ -10,9 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from argosy.types.errors import InvalidInputError
+from argosy.types.errors import InvalidInputError, storage_error
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _TRIES_PER_QUESTION = 40
 _LEAST_TRIES = 2000
@@ -101,22 +104,44 @@ def make_splits(options: MakeOptions) -> dict[str, MadeSplit]:
     return {name: MadeSplit(rows, _constant_share(rows)) for name, rows in splits.items()}
 
 
-def write_splits(splits: Mapping[str, MadeSplit], folder: Path) -> dict[str, Path]:
-    """Write train.parquet and val.parquet, each whole or not at all; an empty split is not written."""
+def write_splits(splits: Mapping[str, MadeSplit], folder: Path, *, replace: bool = False) -> dict[str, Path]:
+    """Write train.parquet and val.parquet, each whole or not at all; an empty split is not written.
+
+    Raises:
+        InvalidInputError: without `replace`, a file with other rows is there already, which runs may need to resume.
+        StorageError: the folder can't be written.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    folder.mkdir(parents=True, exist_ok=True)
-    paths: dict[str, Path] = {}
-    for name, split in splits.items():
-        if not split.rows:
-            continue
-        path = folder / f"{name}.parquet"
-        partial = folder / f".{name}.parquet.partial"
-        pq.write_table(pa.Table.from_pylist(split.rows), partial)
-        partial.replace(path)
-        paths[name] = path
-    return paths
+    tables = {
+        folder / f"{name}.parquet": pa.Table.from_pylist(split.rows) for name, split in splits.items() if split.rows
+    }
+    others = [str(path) for path, table in tables.items() if path.exists() and not _holds(path, table)]
+    if others and not replace:
+        raise InvalidInputError(
+            f"{' and '.join(others)} exist{'s' if len(others) == 1 else ''} with other rows, and runs that used them "
+            "could not be resumed; choose another --out, or replace them with --force"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, table in tables.items():
+            partial = path.with_name(f".{path.name}.partial")
+            pq.write_table(table, partial)
+            partial.replace(path)
+    except OSError as error:
+        raise storage_error(error, folder) from error
+    return {path.stem: path for path in tables}
+
+
+def _holds(path: Path, table: pa.Table) -> bool:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return bool(pq.read_table(path).equals(table))
+    except (OSError, pa.ArrowException):
+        return False  # no Parquet at all
 
 
 def _share(total: int, parts: int, place: int) -> int:

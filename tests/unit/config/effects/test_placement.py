@@ -116,7 +116,8 @@ def test_pools(job: Config) -> None:
 @pytest.mark.parametrize(
     ("pools", "message"),
     [
-        ({"a": {"cuont": 2}}, "argosy.pools.a.cuont: no such key"),
+        ({"a": {"cuont": 2}}, "argosy.pools.a.cuont: no such key. Did you mean argosy.pools.a.count?"),
+        ({"a": {"xyz": 1}}, "argosy.pools.a.xyz: no such key. The keys here are count, "),
         ({"a": {"count": 0}}, "argosy.pools.a.count: got 0"),
         ({"A b": {}}, "argosy.pools: 'A b' is no name"),
         ({"a": {"engine": "vlm"}}, "argosy.pools.a: actor_rollout_ref.rollout.name: got 'vlm'"),
