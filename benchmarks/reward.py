@@ -28,7 +28,8 @@ from argosy.types.ids import SampleId
 from argosy.types.records import Scored, ScoreRequest, ScoreResult
 
 THOUGHT = "First we add what is given, then we look at what is left over, and simplify. " * 12
-BATCH = 256
+BATCH = 32
+GROUP = 8
 ADVERSARIAL = (
     r"\boxed{\dfrac{7^{7^{7^{7^{7}}}}}{3}}",
     r"\boxed{((30!)!)!}",
@@ -58,12 +59,13 @@ def values(k: int) -> tuple[str, Any]:
 
 
 def math_verify(k: int) -> tuple[str, Any]:
-    return rf"{THOUGHT}\boxed{{\arcsin(\frac{{1}}{{{k + 2}}})}}", rf"\sin^{{-1}}(\frac{{2}}{{{2 * (k + k % 2) + 4}}})"
+    first = k // GROUP * GROUP  # answers of one group have one gold, as in training
+    return rf"{THOUGHT}\boxed{{\arcsin(\frac{{1}}{{{k + 2}}})}}", rf"\sin^{{-1}}(\frac{{2}}{{{2 * first + 4}}})"
 
 
 def code(k: int) -> tuple[str, Any]:
     program = f"```python\nprint(int(input()) + {k})\n```"
-    return THOUGHT + program, json.dumps({"inputs": ["1\n"], "outputs": [f"{k + 1 + k % 2}\n"]})
+    return f"{THOUGHT}\n{program}", json.dumps({"inputs": ["1\n"], "outputs": [f"{k + 1 + k % 2}\n"]})
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def main() -> None:
         for name in arguments.kinds.split(","):
             kind = KINDS[name]
             direct = direct_rate(kind, min(3.0, arguments.seconds)) if name != "code" else float("nan")
-            asyncio.run(pool_rate(scorers, requests(kind, 0, None), 1.0))  # imports, first parses
+            asyncio.run(pool_rate(scorers, requests(kind, 0, None), 0.1))  # imports, first parses
             found = []
             for bad in (None, kind.adversarial, (kind.hangs,)):
                 found.append(asyncio.run(pool_rate(scorers, requests(kind, share, bad), arguments.seconds)))

@@ -12,7 +12,7 @@ from typing import Any
 
 from argosy.reward.verifiers.isolation import Isolation, OverrunError
 
-CPU_LIMIT_S = 0.2
+CPU_LIMIT_S = 0.4
 """Processor seconds for all that one sample asks of math-verify; a comparison takes 10 to 30 ms."""
 
 _EXACT_PLACES = 10
@@ -23,6 +23,9 @@ _WARM_UP = (
     (r"(-\infty, 2) \cup (3, 5]", r"x \in (-\infty, 2) \cup (3, 6]"),
     (r"\{1, \sqrt{2}\}", r"\{\sqrt{2}, 2\}"),
     (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 1 \\ 3 \end{pmatrix}"),
+    (r"\sin^{-1}(\frac{2}{6})", r"\arcsin(\frac{1}{3})"),
+    (r"\sin^{-1}(\frac{2}{6})", r"\arcsin(\frac{1}{4})"),
+    (r"\frac{x}{2} + \sqrt{x}", r"\frac{x}{3} + \sqrt{x}"),
     ("y = 2x + 1", r"\frac{y}{2} = x + \sin(3)"),
 )
 _isolation: list[Isolation] = []
