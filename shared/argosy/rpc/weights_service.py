@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 
 from argosy.api.common.v1 import weights_service_pb2 as pb
-from argosy.api.common.v1 import weights_service_pb2_grpc
 from argosy.roles.weights import WeightSource
-from argosy.rpc.codec.common import manifest_to_pb, version_from_pb, version_to_pb, weight_chunk_to_pb
+from argosy.rpc.codec.common import manifest_to_pb, version_from_pb, version_to_pb
+from argosy.rpc.codec.weight_stream import Response, encode
 from argosy.rpc.gate import Gate
 from argosy.types.errors import InvalidInputError, NotFoundError
 from argosy.types.records import WeightsManifest
@@ -18,7 +18,7 @@ from argosy.types.records import WeightsManifest
 NAME = pb.DESCRIPTOR.services_by_name["WeightsService"].full_name
 
 
-class WeightsServicer(weights_service_pb2_grpc.WeightsServiceServicer):
+class WeightsServicer:
     """Thin: the source decides what it holds."""
 
     def __init__(self, source: WeightSource, gate: Gate) -> None:
@@ -35,8 +35,8 @@ class WeightsServicer(weights_service_pb2_grpc.WeightsServiceServicer):
 
     async def StreamWeights(
         self, request: pb.StreamWeightsRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.StreamWeightsResponse]:
-        """See the proto."""
+    ) -> AsyncIterator[Response]:
+        """See the proto. Chunks are left to `encode`."""
         self._gate.admit(request.context)
         if not request.HasField("version"):
             raise InvalidInputError("StreamWeights needs a version", field="version")
@@ -50,7 +50,7 @@ class WeightsServicer(weights_service_pb2_grpc.WeightsServiceServicer):
         count = 0
         base = version_from_pb(request.base) if request.HasField("base") else None
         async for chunk in self._source.stream_weights(version, names, base=base):
-            yield pb.StreamWeightsResponse(chunk=weight_chunk_to_pb(chunk))
+            yield chunk
             count += 1
         yield pb.StreamWeightsResponse(end=pb.StreamWeightsEnd(chunk_count=count))
 
@@ -64,5 +64,16 @@ def _size_bytes(manifest: WeightsManifest, names: tuple[str, ...]) -> int:
 
 def add_to_server(source: WeightSource, server: grpc.aio.Server, gate: Gate) -> list[str]:
     """Serve `source`; returns the full service names."""
-    weights_service_pb2_grpc.add_WeightsServiceServicer_to_server(WeightsServicer(source, gate), server)
+    servicer = WeightsServicer(source, gate)
+    # As the generated function does it, but with a serializer of our own.
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "GetManifest": grpc.unary_unary_rpc_method_handler(
+            servicer.GetManifest, pb.GetManifestRequest.FromString, pb.GetManifestResponse.SerializeToString
+        ),
+        "StreamWeights": grpc.unary_stream_rpc_method_handler(
+            servicer.StreamWeights, pb.StreamWeightsRequest.FromString, encode
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
+    server.add_registered_method_handlers(NAME, handlers)
     return [NAME]

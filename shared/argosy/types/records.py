@@ -309,7 +309,7 @@ class WeightChunk:
 
     name: str
     offset: int
-    data: bytes
+    data: bytes | memoryview
     """The bytes, or a delta (`argosy.weightsync.delta`) that makes them of those of a version that is held."""
     checksum: int
     """crc32 of `data`."""

@@ -212,7 +212,8 @@ class Snapshot:
     def _plain_chunks(self, name: str) -> Iterator[WeightChunk]:
         view = self._buffer.views[name]
         for part in self._parts[name]:
-            yield WeightChunk(name, part.offset, view[part.offset : part.offset + part.size].tobytes(), part.checksum)
+            # A view: whoever takes the chunk copies it before asking for the next one.
+            yield WeightChunk(name, part.offset, view[part.offset : part.offset + part.size].data, part.checksum)
 
     def _check_live(self) -> None:
         if self._retired:

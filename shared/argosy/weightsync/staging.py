@@ -106,7 +106,7 @@ class Staging:
     def _apply(self, chunk: WeightChunk, piece: ByteArray) -> int:
         if self.base is None:
             raise CorruptDataError(f"a delta of tensor {chunk.name!r} came, but no version is held that it could be to")
-        apply(chunk.data, piece)
+        apply(bytes(chunk.data), piece)
         return crc32(piece.data)
 
     @property

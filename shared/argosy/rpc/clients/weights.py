@@ -15,8 +15,8 @@ from argosy.rpc.codec.common import (
     read_context_to_pb,
     version_from_pb,
     version_to_pb,
-    weight_chunk_from_pb,
 )
+from argosy.rpc.codec.weight_stream import Response, decode
 from argosy.rpc.errors import from_rpc_error
 from argosy.rpc.options import RpcOptions
 from argosy.types.errors import CorruptDataError
@@ -26,6 +26,7 @@ from argosy.types.records import WeightChunk, WeightsManifest
 if TYPE_CHECKING:
     from argosy.api.common.v1.weights_service_pb2_grpc import WeightsServiceAsyncStub
 
+_STREAM = f"/{pb.DESCRIPTOR.services_by_name['WeightsService'].full_name}/StreamWeights"
 MANIFEST_DEADLINE_S = 30.0
 """For a manifest, all tries included: it is small, and whoever serves it has it ready."""
 
@@ -41,6 +42,9 @@ class GrpcWeightSource:
         self.received_size_bytes = 0
         """Bytes of all chunks taken so far."""
         self._stub = cast("WeightsServiceAsyncStub", WeightsServiceStub(self._caller.channel))
+        self._stream = self._caller.channel.unary_stream(
+            _STREAM, request_serializer=pb.StreamWeightsRequest.SerializeToString, response_deserializer=decode
+        )
 
     @property
     def address(self) -> str:
@@ -65,7 +69,7 @@ class GrpcWeightSource:
         UnavailableError if it is lost. Has no deadline of its own: the transport's ends it.
         """
         held = None if base is None else version_to_pb(base)
-        call = self._stub.StreamWeights(pb.StreamWeightsRequest(version=version_to_pb(version), names=names, base=held))
+        call = self._stream(pb.StreamWeightsRequest(version=version_to_pb(version), names=names, base=held))
         try:
             async for chunk in _chunks(call, version):
                 self.received_size_bytes += len(chunk.data)
@@ -81,20 +85,22 @@ class GrpcWeightSource:
             await self._caller.close()
 
 
-async def _chunks(call: AsyncIterable[pb.StreamWeightsResponse], version: PolicyVersion) -> AsyncIterator[WeightChunk]:
+async def _chunks(call: AsyncIterable[Response], version: PolicyVersion) -> AsyncIterator[WeightChunk]:
     """The chunks between header and end, both checked."""
     announced = received = count = 0
     begun = False
     async for response in call:
+        if isinstance(response, WeightChunk):
+            if not begun:
+                raise CorruptDataError(f"the stream of weights {version.short} has a chunk before its header")
+            yield response
+            count, received = count + 1, received + response.size_bytes
+            continue
         part = response.WhichOneof("part")
         if part == "header" and not begun:
             begun, announced = True, response.header.size_bytes
             if version_from_pb(response.header.version) != version:
                 raise CorruptDataError(f"asked for weights {version.short}, the stream brings others")
-        elif part == "chunk" and begun:
-            chunk = weight_chunk_from_pb(response.chunk)  # each look at the message's own data would copy it again
-            yield chunk
-            count, received = count + 1, received + chunk.size_bytes
         elif part == "end" and begun:
             if (received, count) != (announced, response.end.chunk_count):
                 raise CorruptDataError(

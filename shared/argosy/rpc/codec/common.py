@@ -232,7 +232,7 @@ def weight_chunk_to_pb(chunk: WeightChunk) -> weights_pb2.WeightChunk:
     return weights_pb2.WeightChunk(
         name=chunk.name,
         offset=chunk.offset,
-        data=chunk.data,
+        data=bytes(chunk.data),
         checksum=chunk.checksum,
         delta_size_bytes=chunk.delta_size_bytes,
     )
