@@ -22,7 +22,7 @@ from support.hostile import MARK, programs
 pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("chaos")]
 
 OPTIONS = SandboxOptions(
-    test_timeout_s=0.4, sample_timeout_s=0.6, memory_bytes=256 * 1024**2, tmp_bytes=8 * 1024**2, output_bytes=1024**2
+    test_timeout_s=1.0, sample_timeout_s=2.0, memory_bytes=256 * 1024**2, tmp_bytes=8 * 1024**2, output_bytes=1024**2
 )
 WHERE_MARKS_WOULD_BE = (
     "/",
@@ -96,7 +96,7 @@ def nothing_left() -> Iterator[None]:
     processes, mounts = foreign_processes(), Path("/proc/self/mountinfo").read_text()
     descriptors = len(os.listdir("/proc/self/fd"))
     yield
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while foreign_processes() - processes and time.monotonic() < end:
         time.sleep(0.05)
     assert foreign_processes() <= processes

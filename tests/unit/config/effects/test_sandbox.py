@@ -88,8 +88,8 @@ def test_test_timeout(judge: Judge) -> None:
 
 
 def test_sample_timeout(judge: Judge) -> None:
-    slow = "import time\ntime.sleep(0.5)\nprint(3)"
-    outcome = judge(slow, "argosy.reward.sandbox.sample_timeout_s=0.75")
+    slow = "import time\ntime.sleep(1)\nprint(3)"
+    outcome = judge(slow, "argosy.reward.sandbox.sample_timeout_s=1.7")
     assert (score(outcome), reason(outcome)) == (0.5, "timeout")
     assert reward_options(load(["argosy.reward.timeout_s=20"])).sandbox.sample_timeout_s == 16
     assert "got 20 with argosy.reward.timeout_s=10, which leaves 9" in problems(

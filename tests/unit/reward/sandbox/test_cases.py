@@ -82,7 +82,7 @@ def test_g5_nothing_is_left_after_100_that_want_to_stay(make_verifier: MakeVerif
         assert outcome.score == 0
     assert 1 <= len(marked(*marks)) <= 3, "the keeper, and the two processes of the cell that waits for the next sample"
     verifier.close()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while marked(*marks) and time.monotonic() < end:
         time.sleep(0.02)
     assert not marked(*marks)
@@ -104,7 +104,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_g6_hostile_programs_score_0_and_the_next_is_normal(run: Run, name: str) -> None:
-    bounds = {"test_timeout_s": 1.0, "memory_bytes": 512 * 1024**2}
+    bounds = {"test_timeout_s": 2.0, "memory_bytes": 512 * 1024**2}
     assert run(HOSTILE[name], {"inputs": ["1 2"], "outputs": ["3 0"]}, **bounds).score == 0
     assert run(RIGHT, ADD, **bounds).score == 1.0
 
@@ -133,11 +133,30 @@ print(*secrets, sorted(os.listdir("/proc/self/fd"))[:3], os.listdir("/tmp"))
     assert outcome.parts["passed"] == 0.5, outcome
 
 
+def test_g6_each_wall_is_there(run: Run) -> None:
+    """What the kernel says of the program from inside; several walls hide behind each other in the other tests."""
+    code = """
+import os, resource
+status = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
+print(*(int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")))
+print(status["NoNewPrivs"].strip(), status["Seccomp"].strip(), *open("/proc/self/uid_map").read().split()[::2])
+print([line.split(":")[0].strip() for line in open("/proc/self/net/dev") if ":" in line])
+mounts = [line.split() for line in open("/proc/self/mountinfo")]
+print(sorted(m[4] for m in mounts if "ro" not in m[5].split(",") and not m[4].startswith(("/dev/", "/proc"))))
+print(sorted(m[4] for m in mounts if "nosuid" not in m[5].split(",") and m[4] != "/proc"), os.uname().nodename)
+limits = ("CPU", "AS", "DATA", "FSIZE", "NPROC", "NOFILE", "CORE", "MEMLOCK")
+print([name for name in limits if resource.getrlimit(getattr(resource, "RLIMIT_" + name))[1] == resource.RLIM_INFINITY])
+print(os.getsid(0) == os.getpid(), len(os.environ), os.path.exists("/dev/shm"))
+"""
+    expected = "0 0 0 0 0 / 1 2 65534 1 / ['lo'] / ['/tmp'] / [] sandbox / [] / True 9 True".replace(" / ", "\n")
+    assert run(code, {"inputs": [""], "outputs": [expected]}).score == 1.0
+
+
 @pytest.mark.parametrize(
     "path",
     [
         "/proc/1/environ", "/proc/1/maps", "/proc/1/mem", "/proc/1/fd", "/proc/1/root", "/proc/1/cwd", "/etc/shadow",
-        "/home", "/root/.bashrc", "/proc/meminfo", "/proc/sys", "/sys", "/var", "/run", "/dev/vda", "/dev/tty", "/proc/kcore",
+        "/home", "/root/.bashrc", "/proc/meminfo", "/proc/sys", "/sys", "/var", "/run", "/dev/vda", "/dev/tty",
     ],
 )  # fmt: skip
 def test_g6_what_can_not_be_read(run: Run, path: str) -> None:
