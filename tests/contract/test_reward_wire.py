@@ -211,7 +211,7 @@ async def test_f15_a_call_whose_deadline_passed_is_not_worked_on(make: Make, tmp
 
         def request(text: str) -> pb.ScoreRequest:
             return pb.ScoreRequest(
-                items=[pb.ScoreItem(sample_id=ids_pb2.SampleId(k=k), response_text=text) for k in range(20)]
+                items=[pb.ScoreItem(sample_id=ids_pb2.SampleId(k=k), response_text=text) for k in range(60)]
             )
 
         with pytest.raises(grpc.aio.AioRpcError) as late:
@@ -221,4 +221,4 @@ async def test_f15_a_call_whose_deadline_passed_is_not_worked_on(make: Make, tmp
         one = pb.ScoreRequest(items=[pb.ScoreItem(response_text="b")])
         assert (await stub.Score(one, timeout=30)).results[0].scored.score == 1
     assert time.monotonic() - began < 20  # a hang guard
-    assert note.read_text().count("a") < 8
+    assert note.read_text().count("a") < 30  # of 60

@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from argosy.reward.conformance import Result, Sample, check_server, describe, failures
-from support.reward_examples import EXAMPLES, LANGUAGES, Language
+from support.reward_examples import EXAMPLES, LANGUAGES, REQUIRED, Language
 from support.toy import ToyJob
 
 pytestmark = pytest.mark.xdist_group("reward_languages")
@@ -87,6 +88,16 @@ def test_examples_serve_a_training_run_and_agree(numbers: ToyJob, addresses: dic
             own = row[f"reward/{name}/acc/mean"] if len(addresses) > 1 else row["reward/acc/mean"]
             # All judge the same answers, and agree on each: so their means are one number.
             assert own * 0.5 * len(addresses) == pytest.approx(row["critic/score/mean"])
+
+
+def test_a_missing_toolchain_skips_with_its_reason_and_fails_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    language = replace(LANGUAGES[-1], tools=("no-such-compiler",))
+    monkeypatch.delenv(REQUIRED, raising=False)
+    with pytest.raises(pytest.skip.Exception, match="needs no-such-compiler: run `make install-languages`"):
+        language.make()
+    monkeypatch.setenv(REQUIRED, "1")
+    with pytest.raises(pytest.fail.Exception, match="needs no-such-compiler"):
+        language.make()
 
 
 def test_no_lock_file_names_a_registry() -> None:

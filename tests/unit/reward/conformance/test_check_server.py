@@ -16,7 +16,7 @@ from argosy.reward.conformance.checks import CHECKS
 from argosy.types.errors import InvalidInputError
 from support.reward_servers import FAULTS, WARNINGS, Honest, names, serve
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 4.0
 
 
 def called(findings: list[Finding], result: Result) -> set[str]:
