@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
 
 COMMANDS: tuple[str, ...] = ("train", "serve", "config", "algorithms", "data", "model", "reward")
 """Modules of `argosy.cli` that each add one command, in the order of `--help`."""
+
+_PLACES = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR}
+)
+"""Errors that are about the place that a user named, not about us."""
 
 DESCRIPTION = """\
 Reinforcement-learning post-training for language models as a fleet of independent gRPC services.
@@ -51,10 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone, as in `argosy … | head`
         return 1
+    except OSError as error:
+        if error.errno not in _PLACES or error.filename is None:
+            return _defect(error)
+        return _fail(f"can't use {error.filename}: {os.strerror(error.errno)}", 1)
     except Exception as error:  # noqa: BLE001 - the last line of defence: say it whole, fail loudly
-        traceback.print_exc()
-        print(f"argosy: internal error: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        return _defect(error)
 
 
 def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -72,6 +81,12 @@ def _fail(error: Exception, code: int) -> int:
     sys.stdout.flush()
     print(f"argosy: error: {error}", file=sys.stderr, flush=True)
     return code
+
+
+def _defect(error: Exception) -> int:
+    traceback.print_exception(error)
+    print(f"argosy: internal error: {type(error).__name__}: {error}", file=sys.stderr)
+    return 1
 
 
 def _version() -> str:

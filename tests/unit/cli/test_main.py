@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -54,3 +55,11 @@ def test_unknown_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None
         main(["train", "a=1", "--jsno"])
     assert ended.value.code == 2
     assert "--jsno" in capsys.readouterr().err
+
+
+def test_a_place_that_can_not_be_used_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    words = ["data", "make", "--task", "chain_sum", "--train", "2", "--val", "1"]
+    assert main([*words, "--out", str(tmp_path / "file" / "data")]) == 1
+    err = capsys.readouterr().err
+    assert err == f"argosy: error: can't use {tmp_path}/file/data: Not a directory\n"

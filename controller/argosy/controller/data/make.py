@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from argosy.types.errors import InvalidInputError, storage_error
+from argosy.types.errors import InvalidInputError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,9 +107,8 @@ def make_splits(options: MakeOptions) -> dict[str, MadeSplit]:
 def write_splits(splits: Mapping[str, MadeSplit], folder: Path, *, replace: bool = False) -> dict[str, Path]:
     """Write train.parquet and val.parquet, each whole or not at all; an empty split is not written.
 
-    Raises:
-        InvalidInputError: without `replace`, a file with other rows is there already, which runs may need to resume.
-        StorageError: the folder can't be written.
+    Raises InvalidInputError if a file with other rows is there already, which runs may need to resume; not with
+    `replace`.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -123,14 +122,11 @@ def write_splits(splits: Mapping[str, MadeSplit], folder: Path, *, replace: bool
             f"{' and '.join(others)} exist{'s' if len(others) == 1 else ''} with other rows, and runs that used them "
             "could not be resumed; choose another --out, or replace them with --force"
         )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, table in tables.items():
-            partial = path.with_name(f".{path.name}.partial")
-            pq.write_table(table, partial)
-            partial.replace(path)
-    except OSError as error:
-        raise storage_error(error, folder) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, table in tables.items():
+        partial = path.with_name(f".{path.name}.partial")
+        pq.write_table(table, partial)
+        partial.replace(path)
     return {path.stem: path for path in tables}
 
 
