@@ -77,7 +77,7 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     return args
 
 
-def _fail(error: Exception, code: int) -> int:
+def _fail(error: Exception | str, code: int) -> int:
     sys.stdout.flush()
     print(f"argosy: error: {error}", file=sys.stderr, flush=True)
     return code

@@ -126,7 +126,7 @@ class CheckpointStore:
         pointer = self._folder / LATEST
         step = int(pointer.read_text()) if pointer.exists() and pointer.read_text().strip().isdigit() else None
         named = [checkpoint for checkpoint in found if checkpoint.step == step]
-        return (named or found or [None])[-1]
+        return (named or found)[-1] if found else None
 
     def latest(self) -> Checkpoint | None:
         """The newest, verified.
