@@ -4,7 +4,8 @@
 
 Each family makes pairs of a gold and an answer, equal ones and near misses (`answer_pairs`): the truth is known by how
 they are made, and is compared by `Fraction` or by sympy, never by our own code. Each answer is put into a response in
-one of several ways. "False positive" means rewarded though wrong; "bad gold" that the verifier refused the row.
+one of several ways, those written by hand in all of them. "False positive" means rewarded though wrong; "bad gold"
+that the verifier refused the row.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from answer_pairs import FAMILIES
+from answer_pairs.by_hand import PAIRS
 from answer_pairs.pair import Pair
 
 from argosy.reward.verifiers import algebra, find_verifier
@@ -36,6 +38,7 @@ WAYS = {
     "hiyouga/geometry3k": (r"<think>{}</think>\boxed{{{}}}",),
 }
 NUMERIC = {"openai/gsm8k": ("{}\n#### {}", r"{}\boxed{{{}}} is it.", "{}\nThe answer is {}")}
+BY_HAND = "by hand"
 NUMERIC_FAMILIES = ("whole numbers", "decimals")
 
 
@@ -56,17 +59,33 @@ class Table:
             self.wrong.append((kind, pair, source, rule))
 
 
-def verdict(pair: Pair, chance: random.Random, family: str) -> tuple[bool | None, str, str]:
-    """What a verifier says of the pair: right, wrong or None; the data source; the rule."""
+def places(family: str) -> list[tuple[str, str]]:
+    """Every data source that the family is for, with each of its ways to write an answer."""
     ways = WAYS | (NUMERIC if family in NUMERIC_FAMILIES else {})
-    source = chance.choice(list(ways))
-    response = chance.choice(ways[source]).format(THOUGHT * chance.randrange(4), pair.stated)
+    return [(source, way) for source, several in ways.items() for way in several]
+
+
+def cases(name: str, count: int, seed: int) -> Iterator[tuple[Pair, str, str]]:
+    """A family's pairs, each with a data source and the response; those by hand in every place."""
+    chance = random.Random(f"{seed} {name}")
+    if name == BY_HAND:
+        for pair in PAIRS:
+            yield from ((pair, source, way.format(THOUGHT, pair.stated)) for source, way in places(name))
+        return
+    for _ in range(count):
+        pair = FAMILIES[name](chance)
+        source, way = chance.choice(places(name))
+        yield pair, source, way.format(THOUGHT * chance.randrange(4), pair.stated)
+
+
+def verdict(pair: Pair, source: str, response: str) -> tuple[bool | None, str]:
+    """What a verifier says of the pair: right, wrong or None; and the rule."""
     verifier = find_verifier(source)
     assert verifier is not None
     outcome = score(verifier, response, pair.gold, {})
     if not isinstance(outcome, Scored):
-        return None, source, str(outcome)
-    return outcome.parts["acc"] == 1.0, source, str(outcome.parts.get("rule"))
+        return None, str(outcome)
+    return outcome.parts["acc"] == 1.0, str(outcome.parts.get("rule"))
 
 
 def math_verify_alone(pair: Pair) -> bool:
@@ -96,15 +115,12 @@ def main() -> None:
     parser.add_argument("--only", help="one family")
     arguments = parser.parse_args()
     algebra.prepare()
-    tables, alone = {name: Table() for name in FAMILIES}, {name: Table() for name in FAMILIES}
+    names = [name for name in (*FAMILIES, BY_HAND) if arguments.only in (None, name)]
+    tables, alone = {name: Table() for name in names}, {name: Table() for name in names}
     started = time.perf_counter()
-    for name, family in FAMILIES.items():
-        if arguments.only not in (None, name):
-            continue
-        chance = random.Random(f"{arguments.seed} {name}")
-        for _ in range(arguments.pairs):
-            pair = family(chance)
-            right, source, rule = verdict(pair, chance, name)
+    for name in names:
+        for pair, source, response in cases(name, arguments.pairs, arguments.seed):
+            right, rule = verdict(pair, source, response)
             tables[name].add(pair, right, source, rule)
             if arguments.math_verify:
                 alone[name].add(pair, math_verify_alone(pair), "math-verify", "")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from answer_pairs import by_hand, formulas, numbers, structures
+from answer_pairs import formulas, numbers, structures
 from answer_pairs.pair import Family
 
-FAMILIES: dict[str, Family] = {**numbers.FAMILIES, **formulas.FAMILIES, **structures.FAMILIES, **by_hand.FAMILIES}
+FAMILIES: dict[str, Family] = {**numbers.FAMILIES, **formulas.FAMILIES, **structures.FAMILIES}
 """Name → a maker of one pair from a random generator."""

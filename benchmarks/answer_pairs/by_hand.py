@@ -5,11 +5,9 @@ Where graders differ, the verdict is docs/rewards.md's.
 
 from __future__ import annotations
 
-import random
+from answer_pairs.pair import Pair
 
-from answer_pairs.pair import Family, Pair
-
-PAIRS: tuple[tuple[str, str, bool], ...] = (
+_WRITTEN: tuple[tuple[str, str, bool], ...] = (
     (r"5", r"5 \text{ or } 6", False),
     (r"5", r"5,5", False),
     (r"5", r"\pm 5", False),
@@ -135,7 +133,6 @@ PAIRS: tuple[tuple[str, str, bool], ...] = (
     (r"5", r"x > 5", False),
     (r"5", r"x = 5", True),
     (r"5", r"2x = 10", False),
-    (r"5", r"\text{about } 5", False),
     (r"5", r"5 \approx 5.2", False),
     (r"5", r"4.9999", False),
     (r"5", r"5.00001", False),
@@ -147,10 +144,4 @@ PAIRS: tuple[tuple[str, str, bool], ...] = (
 )
 """Gold, stated, whether that is right."""
 
-
-def written(chance: random.Random) -> Pair:
-    gold, stated, right = chance.choice(PAIRS)
-    return Pair(gold, stated, right, "by hand")
-
-
-FAMILIES: dict[str, Family] = {"by hand": written}
+PAIRS = tuple(Pair(gold, stated, right, "by hand") for gold, stated, right in _WRITTEN)
