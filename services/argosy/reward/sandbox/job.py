@@ -16,7 +16,7 @@ from argosy.reward.sandbox import messages
 from argosy.reward.sandbox.cell import Parts
 from argosy.reward.sandbox.options import SandboxBusyError, SandboxError, SandboxOptions
 from argosy.reward.sandbox.pipes import Pipes
-from argosy.reward.sandbox.watch import Watch
+from argosy.reward.sandbox.watch import Usage, Watch
 
 _ERROR_TAIL_BYTES = 4096
 _LOOK_S = 0.02
@@ -112,6 +112,7 @@ class Job:
         """Seconds that count against the limits."""
         self.output: bytes | None = None
         self._started = self._closed = False
+        self._cpu_s = 0.0
         self._watch = Watch(cell.first_pid, cell.proc)
         self._pipes = Pipes()
         self._spec = os.memfd_create("job", os.MFD_CLOEXEC)
@@ -164,9 +165,8 @@ class Job:
 
         Raises SandboxBusyError at the deadline, SandboxError if the cell breaks.
         """
-        start, looked = time.monotonic(), 0.0
-        before = self._watch.usage()
-        spent = 0.0
+        start = looked = time.monotonic()
+        cpu_s, spent = self._watch.usage().cpu_s, 0.0
         try:
             while not done():
                 if self.over:
@@ -176,20 +176,22 @@ class Job:
                 if now >= self._deadline:
                     used = f"{spent:.2f} s of its {limit_s:.2f} s in {now - start:.2f} s"
                     raise SandboxBusyError(f"the machine is too busy: a program could use {used}")
-                if not self._started:  # until then it is our code that takes the time
-                    start, before = now, self._watch.usage()
-                if now - max(looked, start) < _LOOK_S or self.ended is not None:
+                if now - looked < _LOOK_S or self.ended is not None:
                     continue
-                looked, usage = now, self._watch.usage()
-                waited = max(0.0, usage.delay_s - before.delay_s)
-                spent = max(now - start - waited, usage.cpu_s - before.cpu_s)
-                if spent >= limit_s:
-                    self._stop("timeout")
-                elif usage.memory_bytes > self._options.memory_bytes:
-                    self._stop("memory")
+                usage, interval_s, looked = self._watch.usage(), now - looked, now
+                if self._started and usage.running:  # else it is our own code that takes the time
+                    spent = max(spent + max(0.0, interval_s - usage.waited_s), usage.cpu_s - cpu_s)
+                    self._check(usage, spent >= limit_s)
             return True
         finally:
-            self.used_s += min(spent or time.monotonic() - start, limit_s)
+            self.used_s += min(max(spent, self._cpu_s), limit_s)  # what ended before a look told its own
+
+    def _check(self, usage: Usage, too_long: bool) -> None:
+        if not too_long and usage.memory_bytes <= self._options.memory_bytes:
+            return
+        self._pipes.serve(0)  # it may have ended before we looked
+        if self.ended is None:
+            self._stop("timeout" if too_long else "memory")
 
     def close(self) -> None:
         """Kill what is left of it. May be called again. Raises SandboxError if something can't be killed."""
@@ -219,6 +221,7 @@ class Job:
         if "status" in message:
             self._pipes.forget(control.fileno())
             self.ended = self.ended or Ended("exited", int(message["status"]))
+            self._cpu_s = float(message["cpu_s"])
             if message.get("output") is not None:
                 self.output = os.pread(self._spec, int(message["output"]), 0)
 

@@ -19,9 +19,11 @@ class Usage:
 
     cpu_s: float
     memory_bytes: int
-    delay_s: float
-    """Time spent ready to run, but waiting for a processor: ours, pid 1's, and the longest of the program's processes'.
-    They have to happen one after another, so their sum is what a busy machine may have cost."""
+    waited_s: float
+    """Since the look before, what a busy machine may have cost: time ready to run, but waiting for a processor, of us,
+    of pid 1, and of that process of the program which waited longest. They may have to happen one after another."""
+    running: bool
+    """Whether the program has a process that hasn't ended."""
 
 
 class Watch:
@@ -31,25 +33,31 @@ class Watch:
         self._folder = "/proc" if proc is None else f"/proc/self/fd/{proc}"
         self._first = first_pid if proc is None else 1
         self._whole = proc is not None
+        self._delays_ns: dict[int, int] = {}
+        self._own_ns = 0
 
     def usage(self) -> Usage:
         """Sums over the processes that are there now; those that ended count by their processor time."""
-        cpu_ticks, pages, first_ns, longest_ns = 0, 0, 0, 0
+        cpu_ticks, pages, running = 0, 0, False
+        delays_ns: dict[int, int] = {}
         for pid in self._pids():
             with contextlib.suppress(OSError, IndexError, ValueError):  # it ended meanwhile
                 fields = self._read(pid, "stat").rpartition(b")")[2].split()
                 own, of_children = sum(map(int, fields[11:13])), sum(map(int, fields[13:15]))
                 cpu_ticks += of_children if pid == self._first else own + of_children
-                delay_ns = int(self._read(pid, "schedstat").split()[1])
-                if pid == self._first:
-                    first_ns = delay_ns
-                else:
+                if pid != self._first:
+                    running |= fields[0] not in (b"Z", b"X")
                     pages += max(0, int(fields[21]) - _SHARED_BYTES // _PAGE_BYTES)
-                    longest_ns = max(longest_ns, delay_ns)
+                delays_ns[pid] = int(self._read(pid, "schedstat").split()[1])
+        return Usage(cpu_ticks / _TICKS_PER_S, pages * _PAGE_BYTES, self._waited_s(delays_ns), running)
+
+    def _waited_s(self, delays_ns: dict[int, int]) -> float:
         with open("/proc/thread-self/schedstat", "rb") as file:
             own_ns = int(file.read().split()[1])
-        delay_s = (own_ns + first_ns + longest_ns) / 1e9
-        return Usage(cpu_ticks / _TICKS_PER_S, pages * _PAGE_BYTES, delay_s)
+        since = {pid: delay - self._delays_ns.get(pid, 0) for pid, delay in delays_ns.items()}
+        waited_ns = own_ns - self._own_ns + since.pop(self._first, 0) + max(since.values(), default=0)
+        self._delays_ns, self._own_ns = delays_ns, own_ns
+        return waited_ns / 1e9
 
     def _pids(self) -> Iterator[int]:
         with contextlib.suppress(OSError):  # the cell is gone
