@@ -144,7 +144,7 @@ def main() -> None:
         print("|---|---|---|---|---|---|")
         for name in arguments.kinds.split(","):
             kind = KINDS[name]
-            direct = direct_rate(kind, min(3.0, arguments.seconds)) if name != "code" else float("nan")
+            direct = f"{direct_rate(kind, min(3.0, arguments.seconds)):.0f}" if name != "code" else "–"
             asyncio.run(pool_rate(scorers, requests(kind, 0, None), 0.1))  # imports, first parses
             found = []
             for bad in (None, kind.adversarial, (kind.hangs,)):
@@ -152,7 +152,7 @@ def main() -> None:
             rates = [rate for rate, _ in found]
             shown = [f"{rate:.0f} ({rate / rates[0] - 1:+.0%})" for rate in rates[1:]]
             failed = sum(count for _, count in found)
-            print(f"| {name} | {direct:.0f} | {rates[0]:.0f} | {shown[0]} | {shown[1]} | {failed} |", flush=True)
+            print(f"| {name} | {direct} | {rates[0]:.0f} | {shown[0]} | {shown[1]} | {failed} |", flush=True)
     finally:
         scorers.shutdown()
 

@@ -5,7 +5,7 @@
 Each family makes pairs of a gold and an answer, equal ones and near misses (`answer_pairs`): the truth is known by how
 they are made, and is compared by `Fraction` or by sympy, never by our own code. Each answer is put into a response in
 one of several ways, those written by hand in all of them. "False positive" means rewarded though wrong; "bad gold"
-that the verifier refused the row.
+that the verifier refused the row. With a false positive the exit code is 1.
 """
 
 from __future__ import annotations
@@ -133,6 +133,8 @@ def main() -> None:
         for name, pair, source, rule in found[: arguments.show]:
             what = f"{name}, {pair.how}: gold {pair.gold!r}, stated {pair.stated!r}"
             print(f"{kind}: {what} ({source}, {rule})", file=sys.stderr)
+    if any(table.counts["false positive"] for table in tables.values()):
+        sys.exit(1)
 
 
 if __name__ == "__main__":
