@@ -104,6 +104,11 @@ def load_writer_tokenizer(path: str, *, chat_template: str | None, trust_remote_
         tokenizer = load_tokenizer(path, chat_template=source, trust_remote_code=trust_remote_code)
     except InvalidInputError as error:
         raise ConfigError(f"reward_model.model.path: {error.message}") from error
+    except ImportError as error:
+        raise ConfigError(
+            f"a reward model's conversations can't be written here ({error}): install transformers, or set "
+            "argosy.reward.model.api=chat, where the server writes them"
+        ) from error
     if tokenizer.chat_template is None:
         raise ConfigError(
             f"reward_model.model.path: the tokenizer of {path} has no chat template; set "

@@ -64,12 +64,17 @@ def _remote(model: ScoringModelConfig) -> RemoteScorer:
 
 
 def _local(model: ScoringModelConfig) -> ModelScorer:
-    from argosy.modeling.loading import ModelSource
-    from argosy.reward.models.local import ModelScorer, ScorerOptions
-    from argosy.reward.models.network import load_network
-
     if model.path is None:
         raise ConfigError("argosy.reward.model.path: a reward model needs a folder or hub name, or an endpoint.url")
+    try:
+        from argosy.modeling.loading import ModelSource
+        from argosy.reward.models.local import ModelScorer, ScorerOptions
+        from argosy.reward.models.network import load_network
+    except ImportError as error:
+        raise ConfigError(
+            f"argosy.reward.kind=model can't load a model here ({error}): install argosy[reward-models], or set "
+            "argosy.reward.model.endpoint.url"
+        ) from error
     tokenizer = _tokenizer(model)
     source = ModelSource(model.path, model.dtype, model.device, model.trust_remote_code)
     try:

@@ -157,7 +157,7 @@ class Endpoint:
                 base_url=self.options.url,
                 headers={} if self._key is None else {"authorization": f"Bearer {self._key}"},
                 timeout=None,  # `_once` bounds the whole attempt
-                limits=httpx.Limits(max_connections=self.options.concurrency),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=self.options.concurrency),
                 follow_redirects=False,
                 trust_env=not loopback,
             )

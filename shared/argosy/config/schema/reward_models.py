@@ -38,7 +38,7 @@ class ScoringModelConfig:
     """A discriminative reward model (argosy.reward.kind=model)."""
 
     path: str | None = None
-    """Folder or hub name of a sequence classifier, a token classifier, or a critic that a run has saved. With an
+    """Folder or hub name of a sequence classifier, a token classifier, or a critic as the trainer exports it. With an
     endpoint: where its tokenizer is."""
     input_tokenizer: str | None = "messages"
     """null: the model reads the policy's token ids as they are (same tokenizer, same chat template). Anything else: the

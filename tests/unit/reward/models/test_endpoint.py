@@ -92,6 +92,7 @@ async def test_answers_that_are_none(server: ModelServer, body: bytes) -> None:
     with pytest.raises(EndpointError) as caught:
         await post(server)
     assert caught.value.reason == "bad_return"
+    assert ("sent more than" in caught.value.message) is (len(body) > 8 << 20)
 
 
 async def test_concurrency_is_bounded(server: ModelServer) -> None:
