@@ -27,6 +27,7 @@ from argosy.rpc.retry import retry
 from argosy.telemetry import traces
 from argosy.telemetry.span_file import SpanFile
 from argosy.types.errors import ConfigError, UnavailableError
+from argosy.types.records import RewardCapabilities
 from unit.config.effects.recorded import run_recorded
 from unit.config.effects.support import problems
 
@@ -156,6 +157,16 @@ def test_otlp_endpoint(job: Config, host: Any, tmp_path: Path, monkeypatch: Patc
     assert '"work"' in (tmp_path / "collector.jsonl").read_text()
 
 
+class SilentReward:
+    """A reward core that scores nothing; the placement asks it what it can do."""
+
+    def __init__(self, config: Config) -> None:
+        pass
+
+    async def capabilities(self) -> RewardCapabilities:
+        return RewardCapabilities(("*",))
+
+
 async def test_placement(job: Config, monkeypatch: Patch) -> None:
     """Cores in this process, or a fleet of processes."""
     started: list[str] = []
@@ -166,7 +177,8 @@ async def test_placement(job: Config, monkeypatch: Patch) -> None:
             raise Stop
 
     monkeypatch.setattr(placement, "LocalFleet", Fleet)
-    monkeypatch.setattr(placement, "BUILDERS", dict.fromkeys(placement.BUILDERS, "builtins:repr"))
+    builders = {**dict.fromkeys(placement.BUILDERS, "builtins:repr"), "reward": f"{__name__}:SilentReward"}
+    monkeypatch.setattr(placement, "BUILDERS", builders)
     async with open_placement(job.with_values({"argosy.placement": "inprocess"}), job.run_folder) as opened:
         assert isinstance(opened.membership, MemoryMembership)
         assert list(opened.services.rollouts) == ["rollout-0"]
