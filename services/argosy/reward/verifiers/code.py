@@ -112,6 +112,7 @@ class CodeVerifier:
             "passed": share,
             "tests": float(verdict.total),
             "pred": shorten(code),
+            "rule": "tests" if code else "no code",
             "reason": verdict.fault.reason if verdict.fault else "",
         }
         if verdict.fault and verdict.fault.note:
