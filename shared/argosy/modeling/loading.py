@@ -94,7 +94,7 @@ def load_plain(source: ModelSource, **settings: Any) -> Any:
 
 
 def load_with_head(source: ModelSource, kind: str) -> Any:
-    """Load by another of transformers' auto classes, such as "AutoModelForSequenceClassification", else as `load_plain`.
+    """Load by another of transformers' auto classes ("AutoModelForSequenceClassification" …), else as `load_plain`.
 
     Every weight must be in the files: a head that would be made up at random is refused.
     """

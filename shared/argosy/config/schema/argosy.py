@@ -42,8 +42,8 @@ class RolloutServiceConfig:
     threads: int = 0
     """Compute threads; 0 leaves it to torch (one with argosy.deterministic=true)."""
     start_ready: bool = False
-    """Serve the model's own weights at once, and not wait for a trainer's: for a server that is no member of a run, such
-    as one that is asked as a judge."""
+    """Serve the model's own weights at once, and not wait for a trainer's: for a server that is no member of a run,
+    such as one that is asked as a judge."""
     min_p: float = 0.0
     """In training, sample among tokens at least this × as likely as the likeliest; 0 is off."""
     min_response_length: int = 0
