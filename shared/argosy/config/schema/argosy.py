@@ -26,7 +26,8 @@ class RolloutServiceConfig:
     """Sequences that may wait for a slot. A server with more refuses with a hint when to come again."""
     stall_timeout_s: float = 120.0
     """Seconds that an engine may stand still (no token, no answer between steps) before its server reports itself stuck
-    and health answers NOT_SERVING. One step of long prompts on a slow machine must fit."""
+    and health answers NOT_SERVING. One step of long prompts on a slow machine must fit. A server whose own event loop
+    stands still for as long ends, with the stacks of its threads in its log."""
     prefill_token_budget: int = 4096
     """Most prompt tokens that one engine step takes in, so that long prompts don't stall running answers."""
     native_kernels: bool = True
