@@ -12,7 +12,7 @@ from datetime import timedelta
 import torch
 from torch import distributed
 from torch.distributed import HashStore, ProcessGroup, Store, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import _set_pg_timeout  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from argosy.types.errors import ConfigError, StateError
 

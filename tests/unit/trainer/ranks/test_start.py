@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import distributed
 
-from argosy.trainer.backends import fsdp, make_backend
+from argosy.trainer.backends import fsdp, fsdp_model, make_backend
 from argosy.trainer.options import TrainerOptions
 from argosy.trainer.parallel.mesh import ParallelOptions, make_mesh
 from argosy.trainer.ranks import rendezvous
@@ -37,7 +37,7 @@ def test_ranks_in_different_collectives_are_told_apart_from_slow_ones(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread of a trainer that is gone took part in this one's group: both ranks waited, for ten minutes."""
-    spread, began = fsdp.spread, 0.0
+    spread, began = fsdp_model.spread, 0.0
 
     def beside_a_stranger(*arguments: Any) -> Any:
         nonlocal began
