@@ -45,6 +45,7 @@ _FROM: tuple[tuple[ModuleType, str], ...] = (
 def names() -> dict[str, Any]:
     """Name → module or function. A program that imports or defines such a name itself has its own."""
     found: dict[str, Any] = {module.__name__: module for module in _MODULES}
+    found.update(exit=sys.exit, quit=sys.exit)  # `site`, which isn't imported here, brings them elsewhere
     for module, listed in _FROM:
         found.update({name: getattr(module, name) for name in listed.split()})
     return found

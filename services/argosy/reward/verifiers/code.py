@@ -10,6 +10,7 @@ A fault of the code is a low score with the part `reason`; a fault of the sandbo
 from __future__ import annotations
 
 import atexit
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,7 @@ from argosy.reward.sandbox.tests import Tests, read_tests
 from argosy.reward.verifiers.base import bad_ground_truth, shorten
 from argosy.types.records import Failed, Outcome, Scored
 
+_log = logging.getLogger(__name__)
 _MARGIN = 0.9
 """Share of the worker's time for a sample after which the sandbox gives up by itself."""
 
@@ -44,8 +46,12 @@ class CodeVerifier:
         """Start the sandbox ahead of the first sample. If it can't, each sample says why."""
         try:
             self.sandbox.start()
-        except SandboxError:
-            return  # not swallowed: `verify` meets it again, and its outcome carries the message
+        except SandboxError as error:  # `verify` meets it again, and its outcome carries the message
+            _log.error("code can't be run: %s", error)
+            return
+        absent = [reason for name in self._options.languages if (reason := missing(name, self.sandbox.paths))]
+        parts = ", ".join(f"{part}: {state}" for part, state in self.sandbox.parts.items() if state is not True)
+        _log.info("the code sandbox is ready; %s; not there: %s", parts or "isolated", "; ".join(absent) or "nothing")
 
     @property
     def sandbox(self) -> Sandbox:
