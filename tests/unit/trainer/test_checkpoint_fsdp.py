@@ -40,7 +40,7 @@ def largest_difference(first: dict[str, torch.Tensor], second: dict[str, torch.T
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def two_ranks(tiny_folder: Path) -> Iterator[Any]:
     parallel = ParallelOptions(world_size=2)
     backend = make_backend(options_for(tiny_folder, backend="fsdp", parallel=parallel, threads=1))
