@@ -16,7 +16,7 @@ from support.toy import ToyJob, make_toy_job
 pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("chaos")]
 
 ENDLESS = ("trainer.total_training_steps=100000", "trainer.val_before_train=False")
-END_BOUND_S = 40
+END_BOUND_S = 90
 
 
 @pytest.fixture(scope="module")
