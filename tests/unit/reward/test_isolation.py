@@ -7,7 +7,7 @@ import sys
 import textwrap
 
 ISOLATED = """
-import os, re, time, psutil
+import os, resource, time, psutil
 from argosy.reward.verifiers.isolation import Isolation, OverrunError
 
 isolation = Isolation(0.2)
@@ -16,11 +16,11 @@ assert isolation.ask(lambda: False) is False
 
 def overruns(question):
     isolation.renew()
-    started = time.process_time()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     try:
         isolation.ask(question)
     except OverrunError:
-        return time.process_time() - started < 0.2
+        return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - used < 0.4
     return False
 
 def spin():

@@ -104,6 +104,7 @@ def test_options_that_mean_nothing_are_told(reward_kwargs: object, said: str) ->
         ("Answer: $34$.", 1),
         ("**Answer:** \\(34\\)", 1),
         ("Answer: $\\boxed{34}$", 1),
+        ("Answer: from 5 and 7, $\\boxed{34}$", 1),
         ("Answer: 33\nWait. Answer: 34", 1),
         ("Answer: 34\nWait. Answer: 33", 0),
         ("Answer: 34" + "\nThat was it." * 400, 1),  # verl would have lost it with its window (case A2)
