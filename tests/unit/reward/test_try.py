@@ -31,6 +31,13 @@ def test_it_says_the_score_and_the_rule(capsys: pytest.CaptureFixture[str]) -> N
     assert "rule      no answer" in out
 
 
+def test_it_has_the_limits_of_workers(capsys: pytest.CaptureFixture[str]) -> None:
+    hangs = r"\boxed{\sin^{-1}(\sqrt{\cos(x^{9}+\ln(y+x)) + \ln(\sin(y^{8}))}) \cdot \tan(x)^{7} + \sqrt{x+\sqrt{y}}}"
+    code, out, _ = run(capsys, "--source", "lighteval/MATH", "--truth", r"\sin^{-1}(x)", "--response", hangs)
+    assert code == 0
+    assert "rule      costly" in out
+
+
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--source", "math_dapo", "--truth", "34", "--response", "Answer: 35", "--json")
     report = json.loads(out)

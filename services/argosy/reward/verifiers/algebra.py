@@ -6,8 +6,10 @@ processor-time limit. Nothing of sympy is imported before `prepare` or the first
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 from argosy.reward.verifiers.isolation import Isolation, OverrunError
@@ -40,6 +42,17 @@ def prepare() -> None:
 def use_isolation(cpu_limit_s: float = CPU_LIMIT_S) -> None:
     """From now on ask math-verify in children only. For processes with one thread."""
     _isolation[:] = [Isolation(cpu_limit_s)]
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """`use_isolation` for a while."""
+    before = list(_isolation)
+    use_isolation()
+    try:
+        yield
+    finally:
+        _isolation[:] = before
 
 
 def begin_sample() -> None:

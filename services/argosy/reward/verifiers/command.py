@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.reward.messages import outcome_to_json
-from argosy.reward.verifiers import PREFIXES, VERIFIERS, find_verifier, known_sources
+from argosy.reward.verifiers import PREFIXES, VERIFIERS, algebra, find_verifier, known_sources
 from argosy.reward.verifiers.scoring import score
 from argosy.types.errors import InvalidInputError
 from argosy.types.records import Abstained, Outcome, Scored
@@ -47,7 +47,7 @@ def list_sources(*, as_json: bool) -> int:
 def try_one(request: Request, *, as_json: bool) -> int:
     """Score and print. Raises InvalidInputError for an unknown source, JSON that is none, or a file that isn't there.
 
-    Nothing bounds it but Ctrl-C: it runs in this process, so that a verifier can be debugged.
+    It runs in this process, so that a verifier can be debugged.
     """
     verifier = find_verifier(request.source)
     if verifier is None:
@@ -62,7 +62,8 @@ def try_one(request: Request, *, as_json: bool) -> int:
         raise InvalidInputError(f"--extra must be a JSON object, got {request.extra_json[:80]!r}")
     response = _response(request)
     verifier.prepare()
-    outcome = score(verifier, response, truth, extra)
+    with algebra.isolated():  # with the limit that workers have, for the same verdict
+        outcome = score(verifier, response, truth, extra)
     report = {"source": request.source, "verifier": verifier.name, **outcome_to_json(outcome)}
     print(json.dumps(report, ensure_ascii=False) if as_json else _shown(report, outcome))
     return 0 if isinstance(outcome, Scored) else 1
