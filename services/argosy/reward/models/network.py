@@ -98,10 +98,11 @@ class ScoringNetwork:
             if not self._reads_tokens:
                 logits: Tensor = self._model(input_ids=ids, attention_mask=mask).logits
                 return logits.to(torch.promote_types(torch.float32, logits.dtype)).cpu()
-            positions = (mask.cumsum(-1) - 1).clamp(min=0)
             end = last_attended(mask)
             lines = torch.arange(len(ids), device=self._device)
-            given = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+            given = {"input_ids": ids, "attention_mask": mask}
+            if not bool(mask[:, 0].all()):  # padded left; elsewhere positions count from 0 by themselves
+                given["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
             if self._head is None:
                 tokens: Tensor = self._model(**given).logits
                 return tokens[lines, end].to(torch.promote_types(torch.float32, tokens.dtype)).cpu()

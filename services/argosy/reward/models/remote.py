@@ -41,6 +41,7 @@ class RemoteScorer:
         self._api = api
         self._writer = writer
         self._rule = rule or ScoreRule()
+        self._writing = asyncio.Lock()  # a fast tokenizer may not be used by two threads at once
         self._unfinished = 0
         self.usage = Usage()
         """Of all calls since the start."""
@@ -87,7 +88,8 @@ class RemoteScorer:
                 payload = payload_of(self._api, self._model, messages=turns)
                 expected = sum(len(str(turn.get("content"))) for turn in turns) // 3
             else:
-                dialogue = await asyncio.to_thread(self._writer.write, item)
+                async with self._writing:
+                    dialogue = await asyncio.to_thread(self._writer.write, item)
                 payload = payload_of(self._api, self._model, ids=dialogue.ids)
                 expected = len(dialogue.ids)
                 parts = {"tokens": float(len(dialogue.ids)), "truncated": dialogue.truncated}
