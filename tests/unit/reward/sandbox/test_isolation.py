@@ -37,6 +37,10 @@ with Sandbox(SandboxOptions(isolation=sys.argv[2], site_packages=False)) as sand
                 job.feed(b"")
                 job.pump(lambda: job.over, 5.0)
                 found[code] = [job.stdout.decode(), job.errors.decode().strip().rpartition("\\n")[2]]
+        for name, code in (("spin", "while True: pass"), ("sleep", "import time; time.sleep(99)")):
+            with sandbox.run(Program(code), deadline=time.monotonic() + 60) as job:
+                job.pump(lambda: job.over, 0.3)
+                found[name] = job.ended.how
     except SandboxUnavailableError as error:
         found["unavailable"] = str(error)
 print(json.dumps(found))
@@ -87,12 +91,13 @@ def outcome(sources: str, isolation: str, *, user: dict[str, Any], prefix: tuple
 
 def check_isolated(found: dict[str, object]) -> None:
     assert found["parts"] == {"namespaces": True, "proc": True, "seccomp": True}
-    user, home, _, network, trace, memory = list(found.values())[1:]
+    user, home, _, network, trace, memory = list(found.values())[1:7]
     assert user == ["65534 2 []\n", ""]
     assert "FileNotFoundError" in str(home)
     assert "PermissionError" in str(network)
     assert trace == ["-1\n", ""]
     assert "MemoryError" in str(memory)
+    assert (found["spin"], found["sleep"]) == ("timeout", "timeout")
 
 
 def sleepers() -> list[str]:
@@ -136,9 +141,10 @@ def test_allowed_without_keeps_limits_filter_and_cleaning_up(sources: str) -> No
     parts = found["parts"]
     assert isinstance(parts, dict)
     assert (parts["seccomp"], "unshare(" in str(parts["namespaces"])) == (True, True)
-    user, _, _, network, trace, memory = list(found.values())[1:]
+    user, _, _, network, trace, memory = list(found.values())[1:7]
     assert "[" in str(user)
     assert "PermissionError" in str(network)
     assert trace == ["-1\n", ""]
     assert "MemoryError" in str(memory)
+    assert (found["spin"], found["sleep"]) == ("timeout", "timeout")
     assert not sleepers()
