@@ -38,7 +38,7 @@ class EnvironmentServer:
     async def rollout(self, request: Mapping[str, Any]) -> dict[str, Any]:
         assert request["request_type"] == "run_rollout"
         row, client = request["input"], request["client_config"]
-        assert {"prompt", "answer", "info", "task", "example_id"} <= row.keys()
+        assert {"prompt", "answer", "info", "example_id"} <= row.keys()
         messages = list(row["prompt"])
         if self.model is None:  # one for all: making one takes 50 ms
             self.model = httpx.AsyncClient(headers={"authorization": "Bearer x"})
@@ -52,7 +52,7 @@ class EnvironmentServer:
         text = messages[len(row["prompt"])]["content"]
         reward = float(row["answer"] in text)
         output = {
-            "example_id": row["example_id"], "task": row["task"], "prompt": row["prompt"], "reward": reward,
+            "example_id": row["example_id"], "prompt": row["prompt"], "reward": reward,
             "completion": messages[len(row["prompt"]) : -1], "is_completed": True, "is_truncated": False,
             "metrics": {"contains": reward, "length": float(len(text))}, "timing": {},
         }  # fmt: skip

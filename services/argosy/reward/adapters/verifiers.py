@@ -3,7 +3,7 @@
 Such a server speaks ZeroMQ (a DEALER here, a ROUTER there): a request is two frames, an id and msgpack of
 
     {"request_type": "run_rollout", "model": …, "client_config": {"api_base_url": …, …}, "sampling_args": {},
-     "input": {"prompt": [messages], "answer": …, "info": {…}, "task": …, "example_id": 7}, …}
+     "input": {"prompt": [messages], "answer": …, "info": {…}, "example_id": 7}, …}
 
 and its answer the same id and {"success": true, "output": {"reward": 0.5, "metrics": {"format": 1.0}, …}}. The rollout
 is one of a "model" that says what the policy has said (replay.py), so environments of one turn are scored as they are;
@@ -147,8 +147,8 @@ def request_of(item: ScoreRequest, model: str, base_url: str, task: str | None) 
             "prompt": [dict(message) for message in item.messages] or [{"role": "user", "content": item.prompt_text}],
             "answer": truth if isinstance(truth, str) else json.dumps(truth),
             "info": dict(info) if isinstance(info, Mapping) else info,
-            "task": item.data_source if task is None else task,
             "example_id": item.sample_id.position,
+            **({} if task is None else {"task": task}),
         },
         "client_config": {
             "client_type": "openai_chat_completions",

@@ -75,4 +75,5 @@ class VerifiersConfig:
     """An environment server of the verifiers library (argosy.reward.kind=verifiers)."""
 
     task: str | None = None
-    """The environment's name for the task; null: the row's data source."""
+    """The row's `task`, which servers before 0.1.14 want; later ones refuse it (and read info.env_id of the row, where
+    one server has several environments). null: none is sent."""

@@ -47,12 +47,11 @@ async def test_the_policys_answer_is_what_the_environment_scores(server: Environ
     ]  # fmt: skip
     by_example = {request["input"]["example_id"]: request["input"] for request in server.requests}
     assert by_example[1] == {
-        "prompt": [{"role": "user", "content": "6 × 7?"}], "answer": "42", "info": {"hard": True}, "task": "sums",
-        "example_id": 1,
+        "prompt": [{"role": "user", "content": "6 × 7?"}], "answer": "42", "info": {"hard": True}, "example_id": 1,
     }  # fmt: skip
 
 
-async def test_the_task_can_have_another_name(server: EnvironmentServer) -> None:
+async def test_older_servers_want_a_task(server: EnvironmentServer) -> None:
     await ask(server, "42", verifiers__task="arithmetic")
     assert server.requests[0]["input"]["task"] == "arithmetic"
 
