@@ -29,6 +29,16 @@ SAMPLES = [
 ]
 
 
+LISTENER = """
+from argosy.reward.sdk import reward
+
+@reward(batch=True)
+async def listen(messages, response_ids):
+    return [{"score": 0.0, "messages": len(said), "ids": len(ids)} for said, ids in zip(messages, response_ids)]
+"""
+PYTHON = LANGUAGES[0]
+
+
 @pytest.fixture(scope="module", params=LANGUAGES, ids=lambda language: language.name)
 def language(request: pytest.FixtureRequest) -> Language:
     found: Language = request.param
@@ -66,12 +76,22 @@ def addresses() -> Iterator[dict[str, str]]:
         yield {language.name: stack.enter_context(language.serve(["numbers"])) for language in there}
 
 
-def test_examples_serve_a_training_run_and_agree(numbers: ToyJob, addresses: dict[str, str]) -> None:
+@pytest.fixture(scope="module")
+def listener(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A service that asks for messages and ids, in batches; it adds nothing to the reward."""
+    path = tmp_path_factory.mktemp("listener") / "listener.py"
+    path.write_text(LISTENER)
+    command = (*PYTHON.command[:-1], f"{path}:listen")
+    with replace(PYTHON, command=command).serve([]) as address:
+        yield address
+
+
+def test_examples_serve_a_training_run_and_agree(numbers: ToyJob, addresses: dict[str, str], listener: str) -> None:
     services = ",".join(f"{name}:{{address:['{address}'],weight:0.5}}" for name, address in addresses.items())
     code, out, err = numbers.run(
         "languages",
         "custom_reward_function.path=null",
-        f"argosy.reward.services={{{services}}}",
+        f"argosy.reward.services={{{services},listener:{{address:['{listener}'],data_sources:[numbers]}}}}",
         "actor_rollout_ref.actor.use_kl_loss=False",
         "trainer.val_before_train=False",
         "trainer.logger=[file]",
@@ -85,9 +105,11 @@ def test_examples_serve_a_training_run_and_agree(numbers: ToyJob, addresses: dic
     assert sum(row["critic/score/mean"] for row in rows) > 0, rows
     for row in rows:
         for name in addresses:
-            own = row[f"reward/{name}/acc/mean"] if len(addresses) > 1 else row["reward/acc/mean"]
+            own = row[f"reward/{name}/acc/mean"]
             # All judge the same answers, and agree on each: so their means are one number.
             assert own * 0.5 * len(addresses) == pytest.approx(row["critic/score/mean"])
+        assert row["reward/listener/messages/mean"] == 1.0
+        assert row["reward/listener/ids/mean"] == pytest.approx(row["response_length/mean"])
 
 
 def test_a_missing_toolchain_skips_with_its_reason_and_fails_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
