@@ -136,7 +136,10 @@ def test_sense_is_accepted(valid: Config, values: dict[str, Any]) -> None:
             f"got bypass_mode with {CORRECTION}.bypass_mode=false",
         ),
         # reward manager
-        ({"reward_model.reward_manager": "prime"}, "reward_model.reward_manager: got 'prime', wants naive, batch or dapo"),
+        (
+            {"reward_model.reward_manager": "prime"},
+            "reward_model.reward_manager: got 'prime', wants naive, batch or dapo",
+        ),
         (OVERLONG | {"reward_model.reward_manager": "naive"}, "got true with reward_model.reward_manager=naive"),
         (OVERLONG | {f"{BUFFER}.len": None}, f"{BUFFER}.len: must be given"),
         (OVERLONG | {f"{BUFFER}.len": 0}, f"{BUFFER}.len: got 0, wants a value ≥ 1"),

@@ -208,7 +208,7 @@ async def test_cancelling_the_call_empties_the_queue(
         await call
     started = time.monotonic()
     await scorers.score([make_request(0, "fine")], deadline_s=60)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20  # a hang guard
     assert scorers.stats().unfinished == 0
 
 
