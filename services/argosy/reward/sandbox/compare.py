@@ -2,10 +2,12 @@
 
 Programs: the same tokens (split at white space) in the same order; a token is right if it is the same text, or the same
 number: exactly for integers, within 1e-6 (absolute, or relative to the expected one) where the expected one is written
-with a point or an exponent. Line breaks, trailing spaces and blank lines don't count; upper and lower case do.
+with a point or an exponent. Zeros in front count (`0101` is not `101`). Line breaks, trailing spaces and blank lines
+don't count; upper and lower case do.
 
-Functions: the same value; tuples are lists, sets have no order, True is 1, keys of mappings are compared as JSON writes
-them. Numbers as above: within 1e-6 where the expected one is a float, else exactly.
+Functions: the same value; tuples are lists, True is 1, keys of mappings are compared as JSON writes them. A set is
+right only where a set is expected, and JSON has none: it would be right in any order where a list is. Numbers as above:
+within 1e-6 where the expected one is a float, else exactly.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from argosy.reward.sandbox.plain import Bag
 
 TOLERANCE = 1e-6
 _DECIMAL = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
+_ZEROS = re.compile(r"[+-]?0\d", re.ASCII)
 _TOKEN = re.compile(r"\S+")
 _MOST_DIGITS = 400
 """Longer tokens are compared as texts: turning digits into a number takes quadratic time."""
@@ -38,9 +41,11 @@ def same_value(actual: Any, expected: Any) -> bool:
     waiting = [(actual, expected)]
     while waiting:
         found, wanted = waiting.pop()
-        if isinstance(found, Bag):
-            found, wanted = _sorted_bags(found, wanted)
-        if isinstance(wanted, dict):
+        if isinstance(wanted, set | frozenset):
+            if not isinstance(found, Bag) or len(found) != len(wanted):
+                return False
+            waiting += zip(sorted(found, key=_order), sorted(wanted, key=_order), strict=True)
+        elif isinstance(wanted, dict):
             if not isinstance(found, dict):
                 return False
             by_key = {_key(key): value for key, value in found.items()}
@@ -49,7 +54,7 @@ def same_value(actual: Any, expected: Any) -> bool:
                 return False
             waiting += [(by_key[key], value) for key, value in expected_by_key.items()]
         elif isinstance(wanted, list | tuple):
-            if not isinstance(found, list) or len(found) != len(wanted):
+            if not isinstance(found, list) or isinstance(found, Bag) or len(found) != len(wanted):
                 return False
             waiting += zip(found, wanted, strict=True)
         elif not _same_scalar(found, wanted):
@@ -67,6 +72,8 @@ def _same_token(found: str, wanted: str) -> bool:
         return True
     if max(len(found), len(wanted)) > _MOST_DIGITS or not (_DECIMAL.fullmatch(found) and _DECIMAL.fullmatch(wanted)):
         return False
+    if _ZEROS.match(found) or _ZEROS.match(wanted):
+        return False  # zeros in front mean something: digits of a code, binary numbers
     if any(mark in wanted for mark in ".eE"):
         return _close(float(found), float(wanted))
     return not any(mark in found for mark in ".eE") and int(found) == int(wanted)
@@ -91,10 +98,17 @@ def _close(found: float, wanted: float) -> bool:
     return abs(found - wanted) <= TOLERANCE * max(1.0, abs(wanted))
 
 
-def _sorted_bags(found: list[Any], wanted: Any) -> tuple[list[Any], Any]:
-    if not isinstance(wanted, list | tuple):
-        return found, wanted
-    return sorted(found, key=repr), sorted(wanted, key=repr)
+def _order(member: Any) -> tuple[Any, ...]:
+    """Sorts the members of a set the same way on both sides: by kind, then by value."""
+    if isinstance(member, int | float):
+        return (1, math.inf if math.isnan(member) else member)
+    if isinstance(member, str):
+        return (2, member)
+    if isinstance(member, set | frozenset | Bag):
+        return (4, sorted(map(_order, member)))
+    if isinstance(member, list | tuple):
+        return (3, [_order(item) for item in member])
+    return (0, repr(member))
 
 
 def _key(key: Any) -> str:

@@ -28,6 +28,8 @@ class Limits:
     process_count: int
     bound_address_space: bool = True
     """False for runtimes that reserve address space that they never use (Node)."""
+    children_signals: bool = False
+    """True for runtimes that hear of their children by SIGCHLD (Node, bash)."""
 
 
 def confine(limits: Limits, descriptors: tuple[int, ...], environment: Mapping[str, str]) -> None:
@@ -47,7 +49,7 @@ def confine(limits: Limits, descriptors: tuple[int, ...], environment: Mapping[s
     _limit(limits)
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1, what="PR_SET_NO_NEW_PRIVS")
-    seccomp.install()
+    seccomp.install(children_signals=limits.children_signals)
 
 
 def _limit(limits: Limits) -> None:

@@ -37,6 +37,8 @@ class Program:
     """A file to bring back."""
     cpu_s: float | None = None
     bound_address_space: bool = True
+    children_signals: bool = False
+    """It may say what happens on SIGCHLD, and so hide its children's processor time (see `watch`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class Job:
         self.output: bytes | None = None
         self._started = self._closed = False
         self._cpu_s = 0.0
-        self._watch = Watch(cell.first_pid, cell.proc)
+        self._watch = Watch(cell.first_pid, cell.proc, children_signals=program.children_signals)
         self._pipes = Pipes()
         self._spec = os.memfd_create("job", os.MFD_CLOEXEC)
         try:
@@ -187,7 +189,8 @@ class Job:
             self.used_s += min(max(spent, self._cpu_s), limit_s)  # what ended before a look told its own
 
     def _check(self, usage: Usage, too_long: bool) -> None:
-        if not too_long and usage.memory_bytes <= self._options.memory_bytes:
+        most_bytes = self._options.memory_bytes
+        if not too_long and (usage.memory_bytes <= most_bytes or self._watch.memory_bytes() <= most_bytes):
             return
         self._pipes.serve(0)  # it may have ended before we looked
         if self.ended is None:

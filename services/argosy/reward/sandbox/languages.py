@@ -47,11 +47,12 @@ def _cpp(compiled: bytes, _options: SandboxOptions) -> Program:
 def _javascript(code: bytes, options: SandboxOptions) -> Program:
     heap = f"--max-old-space-size={max(64, options.memory_bytes // 2 // 1024**2)}"
     argv = (_path("node"), heap, "--v8-pool-size=1", "{folder}/main.js")
-    return Program(argv=argv, files={"main.js": _text(code)}, bound_address_space=False)
+    return Program(argv=argv, files={"main.js": _text(code)}, bound_address_space=False, children_signals=True)
 
 
 def _bash(code: bytes, _options: SandboxOptions) -> Program:
-    return Program(argv=(_path("bash"), "{folder}/main.sh"), files={"main.sh": _text(code)})
+    argv = (_path("bash"), "{folder}/main.sh")
+    return Program(argv=argv, files={"main.sh": _text(code)}, children_signals=True)
 
 
 LANGUAGES: dict[str, Language] = {

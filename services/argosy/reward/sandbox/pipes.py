@@ -27,7 +27,7 @@ class Pipes:
 
     def to_program(self) -> int:
         """A new pipe for `write`."""
-        read, write = os.pipe()
+        read, write = _pipe()
         self.theirs.append(read)
         os.set_blocking(write, False)
         self._writers[write] = memoryview(b"")
@@ -35,7 +35,7 @@ class Pipes:
 
     def from_program(self, on_data: Callable[[bytes], None]) -> None:
         """A new pipe whose bytes go to `on_data`."""
-        read, write = os.pipe()
+        read, write = _pipe()
         self.theirs.append(write)
         os.set_blocking(read, False)
         self._readers[read] = on_data
@@ -112,3 +112,13 @@ class Pipes:
             self._poll.unregister(fd)
             del self._readers[fd]
             os.close(fd)
+
+
+def _pipe() -> tuple[int, int]:
+    """One that programs can open again by name (`/dev/stdin`), though a service that is root made it and they are not.
+
+    Nobody else can: who may look into a process's /proc/PID/fd needs to be allowed to trace it.
+    """
+    read, write = os.pipe()
+    os.fchmod(read, 0o666)  # of both ends
+    return read, write

@@ -1,10 +1,12 @@
-"""Plain data as bytes, by exact types: what goes into the sandbox as arguments and comes out as claims.
+"""Plain data as bytes, by known types: what goes into the sandbox as arguments and comes out as claims.
 
     n                None          t f      True, False
     i<hex>;          int           d<hex>;  float (`float.hex`)
     s<n>:<n bytes>   str, UTF-8    [ … ]    list, tuple
     ( … )            set           { k v … }  dict
 
+What honest functions return besides: `range`, deques, the mappings of `collections`, members of an int or str Enum,
+named tuples, and numpy's arrays and scalars (which of those: `_unwrapped`). Each is read by a method of the known type.
 No method of an object of the program's own is ever called: an int subclass, or an object that says it equals
 everything, has no encoding (case G7). Both sides are iterative or bounded in depth.
 """
@@ -12,13 +14,21 @@ everything, has no encoding (case G7). Both sides are iterative or bounded in de
 from __future__ import annotations
 
 import collections
+import enum
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 MOST_DEPTH = 100
-_SEQUENCES: tuple[type, ...] = (list, tuple, collections.deque)
+_SEQUENCES: tuple[type, ...] = (list, tuple, collections.deque, range)
 _SETS: tuple[type, ...] = (set, frozenset)
 _MAPPINGS: tuple[type, ...] = (dict, collections.defaultdict, collections.OrderedDict, collections.Counter)
+
+
+_PYTHONS_OWN: frozenset[type] = frozenset(
+    (object, int, str, tuple, enum.Enum, enum.ReprEnum, enum.IntEnum, enum.StrEnum, enum.Flag, enum.IntFlag)
+)
+_COMPARISON = ("__eq__", "__ne__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__")
 
 
 class NotPlainError(ValueError):
@@ -48,7 +58,33 @@ def encode(value: object, depth: int = 0) -> bytes:
     if kind in _MAPPINGS:
         pairs: Iterable[tuple[object, object]] = dict.items(value)  # type: ignore[arg-type]
         return b"{%s}" % b"".join([encode(item, depth + 1) for pair in pairs for item in pair])
-    raise NotPlainError(f"a {kind.__name__} is no plain data")
+    return encode(_unwrapped(kind, value), depth + 1)
+
+
+def _unwrapped(kind: type, value: object) -> object:
+    """What is in an object of a type that isn't plain, but known:
+
+    - exactly numpy.ndarray, exactly one of numpy's own scalar types: as Python's lists and numbers
+    - an Enum that is an int or a str, and a named tuple: as what they are, if the class, and all that it comes from up
+      to Python's own, leave comparison and hashing as they are
+    """
+    bases: tuple[type, ...] = type.__dict__["__mro__"].__get__(kind)
+    own = [base for base in bases if base not in _PYTHONS_OWN]
+    if not any(name in type.__dict__["__dict__"].__get__(base) for base in own for name in _COMPARISON):
+        if isinstance(kind, enum.EnumMeta):
+            if int in bases:
+                return int.__index__(value)  # type: ignore[arg-type]
+            if str in bases:
+                return str.__str__(value)
+        elif tuple in bases and any("_fields" in type.__dict__["__dict__"].__get__(base) for base in own):
+            return list(tuple.__iter__(value))  # type: ignore[arg-type]
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        if kind is getattr(numpy, "ndarray", None):
+            return numpy.ndarray.tolist(value)
+        if kind in set(getattr(numpy, "sctypeDict", {}).values()):
+            return numpy.generic.item(value)
+    raise NotPlainError(f"a {type.__dict__['__name__'].__get__(kind)} is no plain data")
 
 
 def _items(kind: type, value: object) -> Iterator[object]:
@@ -56,7 +92,7 @@ def _items(kind: type, value: object) -> Iterator[object]:
 
 
 def decode(data: bytes) -> Any:
-    """The value: sequences as lists, sets as frozensets in a `Bag`, mappings as dicts with keys as they were written.
+    """The value: sequences as lists, sets as a `Bag`, mappings as dicts with keys as they were, tuples for lists.
 
     Raises NotPlainError.
     """
@@ -96,5 +132,12 @@ def _decode(data: bytes, start: int, depth: int) -> tuple[Any, int]:
         items.append(item)
     if tag == b"{":
         pairs = iter(items)
-        return dict(zip(pairs, pairs, strict=True)), place + 1
+        return {_hashable(key): item for key, item in zip(pairs, pairs, strict=True)}, place + 1
     return items, place + 1
+
+
+def _hashable(key: Any) -> Any:
+    """A tuple comes as a list, a frozenset as a `Bag`."""
+    if isinstance(key, list):
+        return (frozenset if isinstance(key, Bag) else tuple)(map(_hashable, key))
+    return key

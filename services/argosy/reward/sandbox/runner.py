@@ -175,6 +175,7 @@ class Sandbox:
                     "tmp_bytes": options.tmp_bytes,
                     "process_count": options.process_count,
                     "bound_address_space": program.bound_address_space,
+                    "children_signals": program.children_signals,
                 },
             }
         ).encode()

@@ -97,16 +97,18 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "set_mempolicy": (238, 237),
 }
 _CLONE, _CLONE3, _SOCKET, _SOCKETPAIR = (56, 220), (435, 435), (41, 198), (53, 199)
-_PRLIMIT, _IOCTL = (302, 261), (16, 29)
+_PRLIMIT, _IOCTL, _SIGACTION = (302, 261), (16, 29), (13, 134)
 _FIRST_UNKNOWN = 451
 """Calls from this number on came after the list was made."""
 _X32_BIT = 0x40000000
 _CLONE_NAMESPACES = 0x7E020000  # all CLONE_NEW* that clone() has
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _AF_UNIX = 1
+_SIGCHLD = 17
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCH, _FIRST, _SECOND = 0, 4, 16, 24  # offsets in struct seccomp_data; arguments' low halves
+_SECOND_HIGH = 28
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 _Instruction = tuple[int, int, int, int]
@@ -121,13 +123,18 @@ def supported() -> bool:
     return platform.machine() in _ARCHITECTURES
 
 
-def install() -> None:
-    """Filter this process from now on. Raises OSError. It needs no_new_privs or CAP_SYS_ADMIN."""
-    code = b"".join(struct.pack("<HBBI", *instruction) for instruction in instructions(platform.machine()))
+def install(*, children_signals: bool = False) -> None:
+    """Filter this process from now on. Raises OSError. It needs no_new_privs or CAP_SYS_ADMIN.
+
+    `children_signals`: the program may say what happens on SIGCHLD. The kernel forgets the processor time of children
+    that end while their parent ignores it.
+    """
+    filtered = instructions(platform.machine(), children_signals=children_signals)
+    code = b"".join(struct.pack("<HBBI", *instruction) for instruction in filtered)
     kernel.set_seccomp_filter(_Program(len(code) // 8, code))
 
 
-def instructions(machine: str) -> list[_Instruction]:
+def instructions(machine: str, *, children_signals: bool = False) -> list[_Instruction]:
     """The program for a machine: (opcode, steps if true, steps if false, operand)."""
     architecture, column = _ARCHITECTURES[machine]
     program: list[_Instruction] = [
@@ -150,6 +157,12 @@ def instructions(machine: str) -> list[_Instruction]:
     program += _arguments(_PRLIMIT[column], [(_LOAD, 0, 0, _FIRST), (_EQUAL, 1, 0, 0), _error(errno.EPERM)])
     terminal = [(_LOAD, 0, 0, _SECOND), (_EQUAL, 1, 0, _TIOCSTI), (_EQUAL, 0, 1, _TIOCLINUX), _error(errno.EPERM)]
     program += _arguments(_IOCTL[column], terminal)
+    if not children_signals:  # asking what it is (a second argument of NULL) is allowed
+        ignoring = [
+            (_LOAD, 0, 0, _FIRST), (_EQUAL, 0, 5, _SIGCHLD), (_LOAD, 0, 0, _SECOND), (_EQUAL, 0, 2, 0),
+            (_LOAD, 0, 0, _SECOND_HIGH), (_EQUAL, 1, 0, 0), _error(errno.EPERM),
+        ]  # fmt: skip
+        program += _arguments(_SIGACTION[column], ignoring)
     return [*program, (_RETURN, 0, 0, _ALLOW)]
 
 

@@ -59,11 +59,17 @@ def read_tests(ground_truth: Any) -> Tests:
         raise ValueError("has no lists of inputs and outputs of the same length, at least one each")
     function = ground_truth.get("fn_name") or None
     if function is None:
-        pairs = zip(map(_text, inputs), map(_text, outputs), strict=True)
-        return Tests(None, programs=tuple(ProgramTest(given, wanted) for given, wanted in pairs))
+        programs = tuple(map(ProgramTest, map(_text, inputs), map(_text, outputs)))
+        if not any(test.stdout.strip() for test in programs):
+            raise ValueError("expects no output in any test: a program that does nothing would pass")
+        return Tests(None, programs=programs)
     if not isinstance(function, str) or not function.isidentifier():
         raise ValueError("has an fn_name that is no name")
-    return Tests(function, calls=tuple(map(_call, inputs, outputs)))
+    alone = all(isinstance(wanted, list) and len(wanted) == 1 for wanted in outputs)
+    calls = tuple(_call(given, wanted, alone) for given, wanted in zip(inputs, outputs, strict=True))
+    if all(None in test.accepted for test in calls):
+        raise ValueError("expects null in every test: a function that does nothing would pass")
+    return Tests(function, calls=calls)
 
 
 def _text(value: Any) -> str:
@@ -75,16 +81,19 @@ def _text(value: Any) -> str:
     raise ValueError(f"has {str(value)[:80]!r} where a text, or a list of lines, belongs")
 
 
-def _call(given: Any, wanted: Any) -> CallTest:
-    """Two forms: arguments as a list, the value as it is or alone in a list (apps); or both as text, the JSON of each
-    argument on a line of its own (livecodebench)."""
+def _call(given: Any, wanted: Any, alone: bool) -> CallTest:
+    """Two forms: arguments as a list, the value as it is or (`alone`: apps, in every test of the row) alone in a list;
+    or both as text, the JSON of each argument on a line of its own (livecodebench).
+
+    Where each value of a row is a list of one, nothing tells which is meant: both are right.
+    """
     try:
         if isinstance(given, str):
             arguments = [json.loads(line) for line in given.split("\n") if line.strip()]
             accepted: tuple[Any, ...] = (json.loads(wanted) if isinstance(wanted, str) else wanted,)
         elif isinstance(given, list):
             arguments = given
-            accepted = (wanted, wanted[0]) if isinstance(wanted, list) and len(wanted) == 1 else (wanted,)
+            accepted = (wanted, wanted[0]) if alone else (wanted,)
         else:
             raise ValueError("has arguments that are neither a list nor text")
         return CallTest(plain.encode(arguments), accepted, 4096 + 16 * len(plain.encode(wanted)))

@@ -11,6 +11,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _SHARED_BYTES = 12 * 1024**2
 """What each process has of the interpreter's pages without using memory of its own."""
+_SHARE = b"Pss:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Usage:
 
     cpu_s: float
     memory_bytes: int
+    """A page that several have counts for each: see `Watch.memory_bytes`."""
     waited_s: float
     """Since the look before, what a busy machine may have cost: time ready to run, but waiting for a processor, of us,
     of pid 1, and of that process of the program which waited longest. They may have to happen one after another."""
@@ -29,16 +31,20 @@ class Usage:
 class Watch:
     """Looks at one cell: through its own /proc, or, where it has none, at pid 1's descendants in ours."""
 
-    def __init__(self, first_pid: int, proc: int | None) -> None:
+    def __init__(self, first_pid: int, proc: int | None, *, children_signals: bool = False) -> None:
+        """`children_signals`: the program may ignore SIGCHLD, so that the kernel forgets the processor time of its
+        children. Then waiting counts as its own time while two of its processes want to run: they wait for each other.
+        """
         self._folder = "/proc" if proc is None else f"/proc/self/fd/{proc}"
         self._first = first_pid if proc is None else 1
         self._whole = proc is not None
+        self._children_signals = children_signals
         self._delays_ns: dict[int, int] = {}
         self._own_ns = 0
 
     def usage(self) -> Usage:
         """Sums over the processes that are there now; those that ended count by their processor time."""
-        cpu_ticks, pages, running = 0, 0, False
+        cpu_ticks, pages, running, ready = 0, 0, False, 0
         delays_ns: dict[int, int] = {}
         for pid in self._pids():
             with contextlib.suppress(OSError, IndexError, ValueError):  # it ended meanwhile
@@ -47,15 +53,38 @@ class Watch:
                 cpu_ticks += of_children if pid == self._first else own + of_children
                 if pid != self._first:
                     running |= fields[0] not in (b"Z", b"X")
+                    ready += fields[0] == b"R"
                     pages += max(0, int(fields[21]) - _SHARED_BYTES // _PAGE_BYTES)
                 delays_ns[pid] = int(self._read(pid, "schedstat").split()[1])
-        return Usage(cpu_ticks / _TICKS_PER_S, pages * _PAGE_BYTES, self._waited_s(delays_ns), running)
+        own_fault = self._children_signals and ready > 1
+        return Usage(cpu_ticks / _TICKS_PER_S, pages * _PAGE_BYTES, self._waited_s(delays_ns, own_fault), running)
 
-    def _waited_s(self, delays_ns: dict[int, int]) -> float:
+    def memory_bytes(self) -> int:
+        """What they have together; a page that several have counts once. Takes longer than a look.
+
+        Where the kernel doesn't tell us (it wants CAP_SYS_PTRACE, which a service that isn't root lacks), a process
+        counts by all its pages.
+        """
+        total = 0
+        for pid in self._pids():
+            if pid == self._first:
+                continue
+            with contextlib.suppress(OSError, IndexError, ValueError):  # it ended meanwhile
+                pages = int(self._read(pid, "stat").rpartition(b")")[2].split()[21])
+                try:
+                    lines = self._read(pid, "smaps_rollup").splitlines()
+                    total += next(int(line.split()[1]) * 1024 for line in lines if line.startswith(_SHARE))
+                except (OSError, StopIteration):
+                    total += max(0, pages * _PAGE_BYTES - _SHARED_BYTES)
+        return total
+
+    def _waited_s(self, delays_ns: dict[int, int], own_fault: bool) -> float:
         with open("/proc/thread-self/schedstat", "rb") as file:
             own_ns = int(file.read().split()[1])
         since = {pid: delay - self._delays_ns.get(pid, 0) for pid, delay in delays_ns.items()}
-        waited_ns = own_ns - self._own_ns + since.pop(self._first, 0) + max(since.values(), default=0)
+        waited_ns = own_ns - self._own_ns + since.pop(self._first, 0)
+        if not own_fault:
+            waited_ns += max(since.values(), default=0)
         self._delays_ns, self._own_ns = delays_ns, own_ns
         return waited_ns / 1e9
 

@@ -21,7 +21,7 @@ from argosy.types.records import Failed, Scored
 Run = Callable[..., Scored]
 MakeVerifier = Callable[..., CodeVerifier]
 ADD = {"inputs": ["1 2\n", "5 6\n"], "outputs": ["3\n", "11\n"]}
-CALL = {"fn_name": "add", "inputs": [[1, 2], [5, 6]], "outputs": [[3], 11]}
+CALL = {"fn_name": "add", "inputs": [[1, 2], [5, 6]], "outputs": [[3], [11]]}
 RIGHT = "a, b = map(int, input().split())\nprint(a + b)"
 
 

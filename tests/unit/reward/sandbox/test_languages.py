@@ -38,6 +38,22 @@ socket.on('error', () => console.log(-1, -1, ...tried)).on('connect', () => cons
     "bash": "x=0; y=0; (echo > /usr/x) 2>/dev/null && x=1; (cat /etc/shadow) 2>/dev/null && y=1; "
     "(exec 3<>/dev/tcp/127.0.0.1/22) 2>/dev/null && echo in; echo -1 -1 $x $y",
 }
+BY_NAME = {
+    "cpp": """#include <cstdio>
+#include <fstream>
+int main() {
+  long a, b; std::ifstream in("/dev/stdin"); in >> a;
+  if (!freopen("/proc/self/fd/0", "r", stdin) || !freopen("/dev/stdout", "w", stdout)) return 1;
+  b = 0; (void)!scanf("%ld", &b); printf("%ld", a);
+}""",
+    "javascript": "const fs = require('fs')\nfs.writeFileSync('/dev/stdout', fs.readFileSync('/dev/stdin', 'utf8'))",
+    "bash": "x=$(cat /dev/stdin)\necho note >/dev/stderr\necho $x >/dev/stdout",
+}
+CHILDREN = {
+    "javascript": "console.log(require('child_process').execSync('cat', {stdio: ['inherit', 'pipe', 2]}).toString())",
+    "bash": "for i in {1..100}; do /bin/true & done\nwait\ncat",
+}
+"""Node and bash hear of their children by SIGCHLD, which other programs may not change."""
 TAGS = {"cpp": "cpp", "javascript": "js", "bash": "sh"}
 
 
@@ -60,6 +76,22 @@ def test_right_and_isolated(run: Run, language: str) -> None:
     escapes = {"inputs": [""], "outputs": ["-1 -1 0 0"]}
     outcome = run(fenced(language, ESCAPES[language]), escapes, extra={"language": TAGS[language]}, **options)
     assert outcome.score == 1.0, outcome
+
+
+def test_input_and_output_by_name(run: Run, language: str) -> None:
+    """Whoever made the pipes: a service that is root makes them as root."""
+    options = {"languages": ALL, "sample_timeout_s": 60.0, "test_timeout_s": 20.0}
+    outcome = run(
+        fenced(language, BY_NAME[language]), {"inputs": ["7"], "outputs": ["7"], "language": language}, **options
+    )
+    assert outcome.score == 1.0, outcome
+
+
+@pytest.mark.parametrize("language", CHILDREN, indirect=True)
+def test_programs_of_children(run: Run, language: str) -> None:
+    options = {"languages": ALL, "sample_timeout_s": 20.0, "test_timeout_s": 20.0}
+    tests = {"inputs": ["7"], "outputs": ["7"], "language": language}
+    assert run(fenced(language, CHILDREN[language]), tests, **options).score == 1.0
 
 
 def test_what_does_not_compile(run: Run) -> None:

@@ -14,6 +14,9 @@ IDIOMS = {
     "sys.stdin": "import sys\nprint(int(sys.stdin.readline()) + 1)",
     "buffer": "import sys\nprint(int(sys.stdin.buffer.read()) + 1)",
     "open(0)": "print(int(open(0).read()) + 1)",
+    "/dev/stdin": "print(int(open('/dev/stdin').read()) + 1)",
+    "/proc/self/fd/0": "import sys\nsys.stdin = open('/proc/self/fd/0')\nprint(int(input()) + 1)",
+    "/dev/stdout": "open('/dev/stderr', 'w').write('x')\nopen('/dev/stdout', 'w').write(str(int(input()) + 1))",
     "os.read": "import os\nprint(int(os.read(0, 100)) + 1)",
     "input rebound": "import sys\ninput = lambda: sys.stdin.readline().rstrip()\nprint(int(input()) + 1)",
     "BytesIO": "import io, os\ninput = io.BytesIO(os.read(0, 100)).readline\nprint(int(input()) + 1)",
@@ -75,6 +78,24 @@ def test_idioms(run: Run, name: str) -> None:
 def test_faults(run: Run, code: str, reason: str) -> None:
     outcome = run(code, {"inputs": ["41\n"], "outputs": ["42\n"]}, test_timeout_s=2.0)
     assert (outcome.score, outcome.parts["reason"]) == (0.0, reason)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import numpy as np\ndef f(x): return np.arange(1, x + 1)",
+        "import numpy as np\ndef f(x): return [np.int64(i) for i in range(1, x + 1)]",
+        "def f(x): return range(1, x + 1)",
+        "T = namedtuple('T', 'a b c')\ndef f(x): return T(1, 2, x)",
+        "from enum import IntEnum\nclass E(IntEnum):\n    C = 3\ndef f(x): return [1, 2, E(x)]",
+    ],
+)
+def test_values_of_functions(run: Run, code: str) -> None:
+    """Each is [1, 2, 3] in its own way; the order counts, so a set isn't."""
+    calls = {"fn_name": "f", "inputs": [[3]], "outputs": [[[1, 2, 3]]]}
+    assert run(code, calls).score == 1.0
+    assert run(code, calls | {"outputs": [[[1, 3, 2]]]}).score == 0.0
+    assert run("def f(x): return {1, 2, 3}", calls).score == 0.0
 
 
 def test_forms_of_functions(run: Run) -> None:
