@@ -108,6 +108,9 @@ def decode(data: bytes) -> Any:
 class Bag(list[Any]):
     """The members of a set, in no order."""
 
+    def __repr__(self) -> str:
+        return f"set({super().__repr__()})"
+
 
 def _decode(data: bytes, start: int, depth: int) -> tuple[Any, int]:
     tag, place = data[start : start + 1], start + 1

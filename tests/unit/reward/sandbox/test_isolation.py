@@ -26,9 +26,18 @@ from argosy.reward.sandbox.options import SandboxOptions, SandboxUnavailableErro
 from argosy.reward.sandbox.runner import Sandbox
 CODES = ["import os; print(os.getuid(), os.getpid(), os.listdir('/tmp'))", "import os; os.listdir('/home')",
          "import os, sys; os.fork() or os.execv('/bin/sleep', ['sleep', '287'])", "import socket; socket.socket()",
-         "import ctypes; print(ctypes.CDLL(None).syscall(101, 0, 0, 0, 0))", "x = bytearray(4 << 30)"]
+         "import ctypes; print(ctypes.CDLL(None).syscall(101, 0, 0, 0, 0))", "x = bytearray(4 << 30)",
+         "print(open('/dev/stdin').read(), 'by name', file=open('/dev/stdout', 'w'))"]
+CHILDREN = '''
+import os, time
+for _ in range(4):
+    if os.fork() == 0:
+        x = bytearray(b'x') * (100 << 20)
+        time.sleep(99)
+time.sleep(99)
+'''
 found = {}
-with Sandbox(SandboxOptions(isolation=sys.argv[2], site_packages=False)) as sandbox:
+with Sandbox(SandboxOptions(isolation=sys.argv[2], site_packages=False, memory_bytes=300 << 20)) as sandbox:
     try:
         sandbox.start()
         found["parts"] = sandbox.parts
@@ -37,9 +46,11 @@ with Sandbox(SandboxOptions(isolation=sys.argv[2], site_packages=False)) as sand
                 job.feed(b"")
                 job.pump(lambda: job.over, 5.0)
                 found[code] = [job.stdout.decode(), job.errors.decode().strip().rpartition("\\n")[2]]
-        for name, code in (("spin", "while True: pass"), ("sleep", "import time; time.sleep(99)")):
+        for name, code, limit_s in (
+            ("spin", "while True: pass", 0.3), ("sleep", "import time; time.sleep(9)", 0.3), ("children", CHILDREN, 20),
+        ):
             with sandbox.run(Program(code), deadline=time.monotonic() + 60) as job:
-                job.pump(lambda: job.over, 0.3)
+                job.pump(lambda: job.over, limit_s)
                 found[name] = job.ended.how
     except SandboxUnavailableError as error:
         found["unavailable"] = str(error)
@@ -91,13 +102,14 @@ def outcome(sources: str, isolation: str, *, user: dict[str, Any], prefix: tuple
 
 def check_isolated(found: dict[str, object]) -> None:
     assert found["parts"] == {"namespaces": True, "proc": True, "seccomp": True}
-    user, home, _, network, trace, memory = list(found.values())[1:7]
+    user, home, _, network, trace, memory, by_name = list(found.values())[1:8]
     assert user == ["65534 2 []\n", ""]
     assert "FileNotFoundError" in str(home)
     assert "PermissionError" in str(network)
     assert trace == ["-1\n", ""]
     assert "MemoryError" in str(memory)
-    assert (found["spin"], found["sleep"]) == ("timeout", "timeout")
+    assert by_name == [" by name\n", ""]
+    assert (found["spin"], found["sleep"], found["children"]) == ("timeout", "timeout", "memory")
 
 
 def sleepers() -> list[str]:
@@ -141,10 +153,11 @@ def test_allowed_without_keeps_limits_filter_and_cleaning_up(sources: str) -> No
     parts = found["parts"]
     assert isinstance(parts, dict)
     assert (parts["seccomp"], "unshare(" in str(parts["namespaces"])) == (True, True)
-    user, _, _, network, trace, memory = list(found.values())[1:7]
+    user, _, _, network, trace, memory, by_name = list(found.values())[1:8]
     assert "[" in str(user)
     assert "PermissionError" in str(network)
     assert trace == ["-1\n", ""]
     assert "MemoryError" in str(memory)
-    assert (found["spin"], found["sleep"]) == ("timeout", "timeout")
+    assert by_name == [" by name\n", ""]
+    assert (found["spin"], found["sleep"], found["children"]) == ("timeout", "timeout", "memory")
     assert not sleepers()
