@@ -8,6 +8,23 @@ from __future__ import annotations
 from answer_pairs.pair import Pair
 
 _WRITTEN: tuple[tuple[str, str, bool], ...] = (
+    (r"5", r"5 million", False),
+    (r"5", r"5\text{ thousand}", False),
+    (r"5", r"5\text{ dozen}", False),
+    (r"5000000", r"5\text{ million}", True),
+    (r"60", r"5\text{ dozen}", True),
+    (r"30", r"30\text{ squared}", False),
+    (r"30", r"30\text{ cm}", True),
+    (r"5", r"\text{not }5", False),
+    (r"5", r"5 6", False),
+    (r"30", r"31=30", False),
+    (r"12", r"1\,2", False),
+    (r"3480", r"3\,480", True),
+    (r"2\sqrt{3}", r"2\sqrt{3}\text{ million}", False),
+    (r"2\sqrt{3}", r"2\sqrt{3}\text{ or }5", False),
+    (r"\infty", r"\infty-1", False),
+    (r"C", r"C: or D", False),
+    (r"C", r"C. D", False),
     (r"5", r"5 \text{ or } 6", False),
     (r"5", r"5,5", False),
     (r"5", r"\pm 5", False),

@@ -36,7 +36,9 @@ class RewardOptions:
     memory_limit_bytes: int = 4 * 1024**3
     """Bound on a worker's heap, after imports; 0 is no bound."""
     cpu_limit_s: float = 1.0
-    """Processor seconds for a built-in verifier on one answer; one that needs more is too costly to evaluate: 0."""
+    """Processor seconds for a built-in verifier on one answer; one that needs more is Failed("costly"). The
+    evaluation of an answer's own expression isn't in it: that has a limit in `verifiers.algebra`, and beyond it the
+    answer is wrong."""
     max_batch_size: int = 256
     """What clients are told to send at most in one call."""
 

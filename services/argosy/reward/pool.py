@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -21,6 +22,7 @@ from argosy.reward.process import WorkerCrashedError, WorkerProcess, WorkerStart
 from argosy.types.errors import ConfigError, InternalError, InvalidInputError, OverloadedError, StateError
 from argosy.types.records import Failed, Outcome
 
+_log = logging.getLogger(__name__)
 _NAP_AFTER_FAILED_START_S = 0.5
 
 
@@ -169,8 +171,11 @@ class WorkerPool:
         try:
             job.future.set_result(self._run(index, job))
         except Exception as error:  # noqa: BLE001 - a defect of ours: whoever waits for the sample learns of it
-            self._stop(index)  # who knows what it still has to say; `_ready` starts the next one
             job.future.set_exception(error)
+            try:
+                self._stop(index)  # who knows what it still has to say; `_ready` starts the next one
+            except OSError as problem:
+                _log.warning("a reward worker couldn't be ended: %s", problem)
 
     def _run(self, index: int, job: _Job) -> list[Outcome]:
         if time.monotonic() >= job.end:

@@ -7,6 +7,7 @@ is started by fork and exec in one step (never a bare fork), which is safe when 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
@@ -19,7 +20,9 @@ from typing import Any
 
 from argosy.reward.messages import MOST_REPLY_BYTES, decode, encode
 
+_log = logging.getLogger(__name__)
 _READ_BYTES = 65536
+_MOST_DYING_S = 10.0
 
 
 class WorkerTimeoutError(Exception):
@@ -121,10 +124,17 @@ class WorkerProcess:
         return reply
 
     def kill(self) -> None:
-        """End it and its process group at once, and reap it. May be called again, and from another thread."""
+        """End it and its process group at once, and reap it. May be called again, and from another thread.
+
+        If the kernel doesn't let go of it within `_MOST_DYING_S` seconds it is left behind, with a warning.
+        """
         self._end_group()
         self._process.kill()
-        self._process.wait()
+        try:
+            self._process.wait(timeout=_MOST_DYING_S)
+        except subprocess.TimeoutExpired:
+            # Stuck in the kernel, on a disk that doesn't answer for one: it ends when that ends; nobody waits for it.
+            _log.warning("worker process %d is still there %g s after it was killed", self.pid, _MOST_DYING_S)
 
     def close(self) -> None:
         """Kill it and give back the pipes. Only for the thread that exchanges."""

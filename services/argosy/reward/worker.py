@@ -19,9 +19,8 @@ from argosy.reward.custom import CustomFunction, LoadedFunction
 from argosy.reward.messages import decode, encode, outcome_to_json
 from argosy.reward.sandbox.options import read_options
 from argosy.reward.verifiers import algebra, find_verifier
-from argosy.reward.verifiers.base import Verifier, judged
+from argosy.reward.verifiers.base import Verifier
 from argosy.reward.verifiers.code import CODE
-from argosy.reward.verifiers.extraction import Answer
 from argosy.reward.verifiers.scoring import score
 from argosy.types.errors import ConfigError
 from argosy.types.records import Failed, Outcome
@@ -102,16 +101,21 @@ class _BuiltIn:
         return self._bounded(verifier, request)
 
     def _bounded(self, verifier: Verifier, request: Mapping[str, Any]) -> Outcome:
-        """An answer that takes too much processor time or memory to evaluate is wrong, by our own measure: the
-        machine's load doesn't count in it, so it can't turn a right answer into a 0 (cases A11, G11)."""
-        # It fires again and again, for a raise inside a destructor or a callback is lost.
-        signal.setitimer(signal.ITIMER_VIRTUAL, self._cpu_limit_s, 0.05)
+        """What the evaluation of an answer's own expression costs is measured where it is evaluated, in a child: too
+        much of it is wrong, with the verifier's own score for that (case A11). What is measured here is our work for
+        any answer, so that too much of it is our failure and never a score (case G11)."""
+        if not verifier.bounds_itself:
+            # It fires again and again, for a raise inside a destructor or a callback is lost.
+            signal.setitimer(signal.ITIMER_VIRTUAL, self._cpu_limit_s, 0.05)
         algebra.begin_sample()
         try:
             return score(verifier, request["response_text"], request["ground_truth"], request["extra_info"])
-        except (_OutOfProcessorTime, MemoryError) as error:
-            limit = "memory" if isinstance(error, MemoryError) else "processor time"
-            return judged(False, Answer("", "none"), rule="costly", note=f"too costly to evaluate: out of {limit}")
+        except _OutOfProcessorTime:
+            return Failed(
+                "costly", f"verifier {verifier.name!r} took more than {self._cpu_limit_s:g} s of processor time"
+            )
+        except MemoryError as error:
+            return Failed("costly", f"verifier {verifier.name!r} ran out of memory: {error}"[:500])
         except Exception as error:  # noqa: BLE001 -- a verifier's defect is this sample's outcome, never a 0 (case G11)
             lines = traceback.format_exception(error)
             return Failed("exception", f"verifier {verifier.name!r} raised {''.join(lines[-3:]).strip()}"[:2000])

@@ -7,7 +7,7 @@ import sys
 import textwrap
 
 ISOLATED = """
-import os, resource, time, psutil
+import os, resource, signal, time, psutil
 from argosy.reward.verifiers.isolation import Isolation, OverrunError
 
 isolation = Isolation(0.2)
@@ -56,11 +56,37 @@ except RuntimeError as error:
     assert "KeyError: 'gone'" in str(error)
 else:
     raise AssertionError("no error")
+
+# What ends a child otherwise says nothing about the question: the kernel for want of memory, a crash, a stuck machine.
+def ends(question, said):
+    isolation.renew()
+    try:
+        isolation.ask(question)
+    except RuntimeError as error:
+        assert said in str(error), error
+        return True
+    return False
+
+assert ends(lambda: os._exit(3), "wait status")
+assert ends(lambda: os.kill(os.getpid(), signal.SIGKILL), "wait status 9")
+assert ends(lambda: os.kill(os.getpid(), signal.SIGSEGV), "wait status")
+assert ends(lambda: time.sleep(60), "the machine gave a child")
+
+# Numbers come as they are.
 isolation.renew()
+assert isolation.measure(lambda: 0.1) == 0.1
+
+# With no room in the worker itself it isn't the question that takes too much.
+def data_bytes():
+    return int(open("/proc/self/statm").read().split()[5]) * resource.getpagesize()
+isolation.renew()
+resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + 64 * 1024**2,) * 2)
 try:
-    isolation.ask(lambda: os._exit(3))
-except OverrunError:
-    pass
+    isolation.ask(lambda: bool(bytearray(100 * 1024**2)))
+except MemoryError as error:
+    assert "the worker itself" in str(error)
+else:
+    raise AssertionError("no error")
 assert not psutil.Process().children(), "a child is left"
 assert len(os.listdir("/proc/self/fd")) < 12
 print("fine")

@@ -20,6 +20,7 @@ import pytest
 from argosy.reward.core import RewardOptions, RewardScorers
 from argosy.reward.custom import CustomFunction
 from argosy.reward.pool import PoolOptions
+from argosy.reward.process import WorkerProcess
 from argosy.types.errors import OverloadedError, StateError
 from argosy.types.records import Failed, Outcome, Scored, ScoreRequest, ScoreResult
 
@@ -240,6 +241,39 @@ async def test_a_defect_reaches_the_caller_and_ends_no_worker_thread(
             await scorers.score([make_request(0, "#### 5")], deadline_s=30)
     [result] = await scorers.score([make_request(1, "#### 5")], deadline_s=30)
     assert isinstance(result.outcome, Scored)
+
+
+async def test_a_worker_that_cannot_be_ended_keeps_nobody_waiting(
+    make_scorers: MakeScorers, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorers = make_scorers()
+
+    def broken(*args: object) -> None:
+        raise OSError("not now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("argosy.reward.pool.outcome_from_json", broken)
+        patch.setattr(WorkerProcess, "close", broken)
+        with pytest.raises(OSError, match="not now"):
+            await asyncio.wait_for(scorers.score([make_request(0, "#### 5")], deadline_s=300), timeout=30)
+    [result] = await asyncio.wait_for(scorers.score([make_request(1, "#### 5")], deadline_s=300), timeout=60)
+    assert isinstance(result.outcome, Scored)
+
+
+async def test_killing_does_not_wait_for_ever(
+    make_scorers: MakeScorers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scorers = make_scorers()
+    [pid] = scorers.worker_pids
+
+    def stuck(self: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        assert timeout is not None, "it would wait for ever"
+        raise subprocess.TimeoutExpired("worker", timeout)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "wait", stuck)
+        scorers.shutdown()
+    assert f"worker process {pid} is still there" in caplog.text
 
 
 @pytest.mark.timeout(30)

@@ -29,7 +29,7 @@ MATH = Verifier("math", maths.verify, maths.prepare)
 NUMINA = Verifier("numina", maths.verify, maths.prepare)
 DAPO = Verifier("math_dapo", dapo.verify, maths.prepare, options=("strict_box_verify",))
 GEOMETRY = Verifier("geometry3k", geometry.verify, maths.prepare)
-CODE = Verifier("code", SANDBOXED.verify, SANDBOXED.prepare)
+CODE = Verifier("code", SANDBOXED.verify, SANDBOXED.prepare, bounds_itself=True)
 QUESTIONS = Verifier("searchR1", questions.verify_exact)
 
 VERIFIERS: dict[str, Verifier] = {
@@ -82,7 +82,9 @@ VERIFIERS: dict[str, Verifier] = {
 
 PREFIXES: dict[str, Verifier] = {
     "reasoning_gym/": Verifier("reasoning_gym", puzzles.verify),
-    "reasoning_gym_scorer/": Verifier("reasoning_gym_scorer", gym_scorers.verify, gym_scorers.prepare),
+    "reasoning_gym_scorer/": Verifier(
+        "reasoning_gym_scorer", gym_scorers.verify, gym_scorers.prepare, bounds_itself=True
+    ),
     "aime": DAPO,
 }
 """Prefix of a data source → verifier: `reasoning_gym/chain_sum` and its siblings, as `argosy data make` writes them."""

@@ -30,6 +30,8 @@ class Verifier:
     verify: Callable[[str, Any, Mapping[str, Any]], Outcome]
     prepare: Callable[[], None] = _nothing
     """Loads what is slow to import, once in each worker, outside the deadline of any sample."""
+    bounds_itself: bool = False
+    """What takes time runs in another process, with limits of its own: it must not be interrupted in ours."""
     options: tuple[str, ...] = ()
     """What `extra_info.reward_kwargs` may hold for it, besides `penalties`."""
 

@@ -20,7 +20,10 @@ from argosy.types.records import Failed, Outcome
 
 _GOLD = re.compile(r"\(?([A-Za-z])[).]?")
 _CHOSEN = re.compile(r"(?:the )?(?:option |choice |answer )?\(?([a-z])\)?(?P<rest>[.:)].*|)", re.DOTALL)
+_WORD = re.compile(r"[\w']+")
 _ANOTHER = re.compile(r"\(\s*[a-z]\s*\)|\b(?:or|and|also)\s+\(?[a-z]\)?(?![\w'])")
+_LETTERS = frozenset("abcdefghij")
+_JOINERS = frozenset({"or", "and", "also", "but", "not", "maybe", "perhaps"})
 
 
 def verify(solution: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> Outcome:
@@ -50,7 +53,18 @@ def chosen_letter(text: str, choices: Mapping[str, str]) -> str | None:
     if same:
         return same[0] if len(same) == 1 else None
     match = _CHOSEN.fullmatch(bare)
-    return match.group(1) if match and not _ANOTHER.search(match.group("rest")) else None
+    return match.group(1) if match and not names_another(match.group("rest")) else None
+
+
+def names_another(rest: str) -> bool:
+    """Whether what follows a letter, in lower case, chooses another: it is nothing but letters, or says "or D".
+
+    >>> names_another(": or d"), names_another(". d"), names_another(": 14 m"), names_another(": point d")
+    (True, True, False, False)
+    """
+    found = _WORD.findall(rest)
+    only_letters = all(word in _JOINERS or word in _LETTERS for word in found)
+    return _ANOTHER.search(rest) is not None or (only_letters and any(word in _LETTERS for word in found))
 
 
 def _texts(choices: Any) -> dict[str, str] | Failed:

@@ -6,7 +6,9 @@ r"""Whether two texts state the same mathematical answer, and which rule says so
 4. `number`: two numbers are compared exactly (`numbers`: 0.5714 is not 4/7; a percent sign is a unit or 1/100);
 5. `list`: see `lists` (case A6: a part of the answers is not the answer; bare lists have no order, brackets have one);
 6. `equation`: `x=5` is 5, but `x+5=5` is not: what stands right of a sign is not the answer (case A13);
-7. `notation`: a number with its base (`17_8`) and a ratio or a time (`3:4`) are equal only as they are spelled;
+7. `qualified`: an answer with a text box that is more than a unit (`\text{ million}`, `\text{ or }`) isn't the gold
+   without one. `notation`: a number with its base (`17_8`), a ratio or a time (`3:4`), and infinity (`\infty - 1` has
+   no value) are equal only as they are spelled;
 8. `value`: both are evaluated to 60 digits (`values`); a decimal in a formula must be exact to ten places; equations
    and inequalities may be scaled, turned around and their terms moved (`relations`);
 9. `unevaluated`: an integral, a sum, a product or a limit is no answer, unless spelled as the gold;
@@ -21,16 +23,17 @@ import re
 from dataclasses import dataclass
 
 from argosy.reward.verifiers import algebra, relations, values
+from argosy.reward.verifiers.choice import names_another
 from argosy.reward.verifiers.complexity import MOST_DEPTH, depth, is_too_costly, is_too_large_for_algebra
-from argosy.reward.verifiers.formula import UnreadableError
 from argosy.reward.verifiers.isolation import OverrunError
 from argosy.reward.verifiers.latex import TEXT_CLOSE, TEXT_OPEN, plain, squeezed, unwrap, words
 from argosy.reward.verifiers.lists import Items, matrix_items, split_items, without_name, without_same_name
-from argosy.reward.verifiers.numbers import read_number
+from argosy.reward.verifiers.numbers import is_qualified, read_number
+from argosy.reward.verifiers.tokens import UnreadableError
 
 MOST_CHARACTERS = 4000
 """A longer answer is compared by its spelling only."""
-_CHOICE = re.compile(r"\(?([A-J])\)?(?:\s*[:.)]\s.*|\s*[:.)]?)", re.DOTALL)
+_CHOICE = re.compile(r"\(?([A-J])\)?(?P<rest>\s*[:.)]\s.*|\s*[:.)]?)", re.DOTALL)
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}")
 _FORMULA_WORDS = frozenset(
     re.findall(
@@ -44,6 +47,7 @@ _NEARLY = re.compile(
 )
 _SPELLED_ONLY = re.compile(r"(?<![A-Za-z_}])\d+_\{?\d|\d\s*:\s*\d")
 """A number with its base, `17_8`, and a ratio or a time, `8:30`."""
+_INFINITE = re.compile(r"[-+]?\s*\\infty")
 _ALL_WORDS = re.compile(r"[A-Za-z][A-Za-z .,'’:-]*")
 _UNEVALUATED = re.compile(r"\\(?:i*int|oint|sum|prod|lim|limsup|liminf|partial|nabla|cdots|ldots|dots)(?![A-Za-z])")
 
@@ -87,12 +91,12 @@ def equal(gold: str, stated: str) -> bool:
 def choice(stated: str) -> str | None:
     r"""The letter that an answer chooses.
 
-    >>> choice(r"\text{C}"), choice("(C)"), choice("C: 14 m"), choice("CD")
-    ('C', 'C', 'C', None)
+    >>> choice(r"\text{C}"), choice("(C)"), choice("C: 14 m"), choice("CD"), choice("C: or D")
+    ('C', 'C', 'C', None, None)
     """
     bare = plain(unwrap(stated)).replace(TEXT_OPEN, "").replace(TEXT_CLOSE, "").strip()
     match = _CHOICE.fullmatch(bare)
-    return match.group(1) if match else None
+    return match.group(1) if match and not names_another(match.group("rest").casefold()) else None
 
 
 def is_words(text: str) -> bool:
@@ -204,7 +208,11 @@ def _judge_formulas(gold: str, stated: str) -> Verdict:
     """Bounded evaluation first, then what math-verify says."""
     if _kind(gold) != _kind(stated):
         return Verdict(False, "equation")  # math-verify would take the right-hand side for the answer (case A13)
+    if is_qualified(stated) and not is_qualified(gold):
+        return Verdict(False, "qualified")  # math-verify would leave out the words
     plain_gold, plain_stated = plain(unwrap(gold)), plain(unwrap(stated))
+    if _INFINITE.fullmatch(plain_gold):
+        return Verdict(squeezed(stated).lstrip("+") == squeezed(gold).lstrip("+"), "notation")
     if _SPELLED_ONLY.search(plain_gold) or _SPELLED_ONLY.search(plain_stated):
         same = _bare_indices(plain_gold) == _bare_indices(plain_stated)
         return Verdict(same, "notation")

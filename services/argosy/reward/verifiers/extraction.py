@@ -5,7 +5,7 @@ r"""Where a response states its answer: one rule for all verifiers, before, duri
    text wins, whatever its kind: a later marker takes back an earlier one (case A5); a box in an answer tag is the later
    one. A box whose brace never closes is an empty answer, never a prefix of one (case A4); an answer tag may be left
    open, because engines cut the stop string `</answer>`. When the gold is a number, a `####` line that starts with a
-   word is a heading, not an answer.
+   word other than "not" is a heading, not an answer.
 3. **Answer lines**, when there is no strong marker: the last `Answer: …`, `Final answer: …`, `The answer is …` up to
    the end of the line (or the next line, if the rest is blank). When the gold is a number, a phrase followed by no
    digit and no LaTeX ("the answer is right") is prose and is passed over.
@@ -21,7 +21,7 @@ import re
 from dataclasses import dataclass
 
 _BOX = re.compile(r"\\f?boxed\s*(?=\{)|\\f?boxed\s+(?=[^\s{])")
-_HEADING_CONTENT = re.compile(r"[\s*_`]*(?:[A-Za-z]\s*=|[^A-Za-z\\]*\d|[^A-Za-z\\]*\\)")
+_HEADING_CONTENT = re.compile(r"[\s*_`]*(?:(?i:not)\b|[A-Za-z]\s*=|[^A-Za-z\\]*\d|[^A-Za-z\\]*\\)")
 _ANSWER_PHRASE = re.compile(r"(?i)\banswer[*_ ]{0,4}(?:[:=]|\bis\b)[*_: ]{0,6}")
 _ANSWER_COLON = re.compile(r"(?i)\banswer[*_ ]{0,4}:[*_]{0,4}")
 _DIGIT_OR_LATEX = re.compile(r"[\d\\]")

@@ -14,6 +14,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from argosy.reward.verifiers.tokens import UnreadableError, split_tokens
+
 FUNCTIONS: Final = frozenset(
     {"sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "ln", "exp"}
 )
@@ -22,19 +24,9 @@ FUNCTIONS: Final = frozenset(
 _GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|varphi|omega"
 _UNNAMED = frozenset("fghPQ")
 """Letters that in front of a bracket are functions as often as factors."""
-_TOKEN = re.compile(
-    r"\s+|(?P<number>\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
-    r"|(?P<command>\\[A-Za-z]+)|(?P<name>sqrt|arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|exp|pi)"
-    r"|(?P<power>\*\*|\^)|(?P<letter>[A-Za-z])|(?P<sign>[-+*/()\[\]{}|!_])"
-)
-_MOST_TOKENS = 400
 
 Tree = tuple[object, ...]
 """`("number", "12.5")`, `("letter", "x_1")`, `("constant", "pi")`, `("+", a, b)`, `("sin", a)`, …"""
-
-
-class UnreadableError(ValueError):
-    """The formula is outside of the grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +47,11 @@ def read(text: str) -> Formula:
     >>> read(r"2\sqrt{3}").tree
     ('*', ('number', '2'), ('root', ('number', '2'), ('number', '3')))
     """
-    reader = _Reader(_tokens(text))
+    reader = _Reader(split_tokens(text))
     tree = reader.sum()
     if reader.here is not None:
         raise UnreadableError(f"{reader.here!r} is in the way")
     return Formula(tree, frozenset(reader.letters), reader.decimal, reader.imaginary, reader.unbased)
-
-
-def _tokens(text: str) -> list[str]:
-    tokens: list[str] = []
-    place = 0
-    while place < len(text):
-        match = _TOKEN.match(text, place)
-        if match is None or len(tokens) > _MOST_TOKENS:
-            raise UnreadableError(f"no formula from {text[place : place + 20]!r} on")
-        place = match.end()
-        token = match.group().strip()
-        if match.group("name"):
-            token = "\\" + token
-        if token:
-            tokens.append("^" if match.group("power") else token.replace(",", ""))
-    return tokens
 
 
 class _Reader:

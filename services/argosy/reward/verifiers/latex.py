@@ -11,6 +11,8 @@ TEXT_OPEN: Final = "⟨"
 TEXT_CLOSE: Final = "⟩"
 
 _DROPPED = re.compile(r"(?<!\\)(?:\\left\b\.?|\\right\b\.?|\\[!,;:>]|\\displaystyle\b|\\(?:big|Big|bigg|Bigg)[lr]?\b)")
+_THIN_SPACE = re.compile(r"(?<=\d)\\[,;: ](?!\d{3}(?!\d))(?=\d)")
+"""Between two numbers; before a group of three digits it is one number."""
 _SPACE = re.compile(r"(?<!\\)\\ ")
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|textit|textrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
 _DEGREE = re.compile(r"\^\s*(?:\\circ\b|\{\s*\\circ\s*\})|\\degree\b|\\circ\b")
@@ -29,6 +31,7 @@ _WRAPPERS = (
 _SAME = {"−": "-", "–": "-", "×": r"\times ", "÷": r"\div ", "π": r"\pi ", "∞": r"\infty ", "{,}": ",", "~": " "}
 
 
+_APART = re.compile(r"(?<=\d)\s+(?=\d)")
 _MOST_CACHED = 1000
 
 
@@ -78,7 +81,7 @@ def plain(text: str) -> str:
     """
     for old, new in _SAME.items():
         text = text.replace(old, new)
-    text = _DROPPED.sub("", text)
+    text = _DROPPED.sub("", _THIN_SPACE.sub(" ", text))
     text = text.replace("\\$", "$").replace("\\%", "%")
     text = _SPACE.sub(" ", text)
     text = _TEXT.sub(rf"{TEXT_OPEN}\1{TEXT_CLOSE}", text)
@@ -107,8 +110,8 @@ def _long_fractions(text: str) -> str:
 
 @cached
 def squeezed(text: str) -> str:
-    """For comparing formulas as text: plain, without spaces, text boxes and outer delimiters."""
-    return re.sub(rf"[\s{TEXT_OPEN}{TEXT_CLOSE}]", "", plain(unwrap(text)))
+    """For comparing formulas as text: plain, without spaces, text boxes and outer delimiters. `1 2` isn't `12`."""
+    return re.sub(rf"[\s{TEXT_OPEN}{TEXT_CLOSE}]", "", _APART.sub("␣", plain(unwrap(text))))
 
 
 def words(text: str) -> str:

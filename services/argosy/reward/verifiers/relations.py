@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from argosy.reward.verifiers.formula import Formula, UnreadableError
+from argosy.reward.verifiers.formula import Formula
+from argosy.reward.verifiers.tokens import UnreadableError
 from argosy.reward.verifiers.values import NoValueError, constant_ratio, in_both_bases, read_cached
 
 _SIGN = re.compile(r"(<=|>=|==|[<>=≤≥≠]|\\(?:leqslant|geqslant|leq?|geq?|lt|gt|neq?)(?![A-Za-z]))")

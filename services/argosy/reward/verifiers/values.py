@@ -11,7 +11,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from argosy.reward.verifiers.formula import Formula, Tree, UnreadableError, read
+from argosy.reward.verifiers.formula import Formula, Tree, read
+from argosy.reward.verifiers.tokens import UnreadableError
 
 _DIGITS = 60
 _EXACT_PLACES = 50
