@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import collections
 import enum
+import functools
 import sys
 from collections.abc import Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
 MOST_DEPTH = 100
@@ -25,9 +27,7 @@ _SETS: tuple[type, ...] = (set, frozenset)
 _MAPPINGS: tuple[type, ...] = (dict, collections.defaultdict, collections.OrderedDict, collections.Counter)
 
 
-_PYTHONS_OWN: frozenset[type] = frozenset(
-    (object, int, str, tuple, enum.Enum, enum.ReprEnum, enum.IntEnum, enum.StrEnum, enum.Flag, enum.IntFlag)
-)
+_PYTHONS_OWN = (object, int, str, tuple, enum.Enum, enum.ReprEnum, enum.IntEnum, enum.StrEnum, enum.Flag, enum.IntFlag)
 _COMPARISON = ("__eq__", "__ne__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__")
 
 
@@ -51,11 +51,11 @@ def encode(value: object, depth: int = 0) -> bytes:
         return b"s%d:%s" % (len(text), text)
     if depth >= MOST_DEPTH:
         raise NotPlainError(f"nested deeper than {MOST_DEPTH}")
-    if kind in _SEQUENCES:
+    if _among(kind, _SEQUENCES):
         return b"[%s]" % b"".join([encode(item, depth + 1) for item in _items(kind, value)])
-    if kind in _SETS:
+    if _among(kind, _SETS):
         return b"(%s)" % b"".join([encode(item, depth + 1) for item in _items(kind, value)])
-    if kind in _MAPPINGS:
+    if _among(kind, _MAPPINGS):
         pairs: Iterable[tuple[object, object]] = dict.items(value)  # type: ignore[arg-type]
         return b"{%s}" % b"".join([encode(item, depth + 1) for pair in pairs for item in pair])
     return encode(_unwrapped(kind, value), depth + 1)
@@ -68,23 +68,34 @@ def _unwrapped(kind: type, value: object) -> object:
     - an Enum that is an int or a str, and a named tuple: as what they are, if the class, and all that it comes from up
       to Python's own, leave comparison and hashing as they are
     """
-    bases: tuple[type, ...] = type.__dict__["__mro__"].__get__(kind)
-    own = [base for base in bases if base not in _PYTHONS_OWN]
-    if not any(name in type.__dict__["__dict__"].__get__(base) for base in own for name in _COMPARISON):
-        if isinstance(kind, enum.EnumMeta):
-            if int in bases:
-                return int.__index__(value)  # type: ignore[arg-type]
-            if str in bases:
-                return str.__str__(value)
-        elif tuple in bases and any("_fields" in type.__dict__["__dict__"].__get__(base) for base in own):
-            return list(tuple.__iter__(value))  # type: ignore[arg-type]
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         if kind is getattr(numpy, "ndarray", None):
             return numpy.ndarray.tolist(value)
-        if kind in set(getattr(numpy, "sctypeDict", {}).values()):
+        if id(kind) in _numbers(numpy):
             return numpy.generic.item(value)
+    bases: tuple[type, ...] = type.__dict__["__mro__"].__get__(kind)
+    own = [base for base in bases if not _among(base, _PYTHONS_OWN)]
+    if not any(name in type.__dict__["__dict__"].__get__(base) for base in own for name in _COMPARISON):
+        if issubclass(type(kind), enum.EnumMeta):
+            if _among(int, bases):
+                return int.__index__(value)  # type: ignore[arg-type]
+            if _among(str, bases):
+                return str.__str__(value)
+        elif _among(tuple, bases) and any("_fields" in type.__dict__["__dict__"].__get__(base) for base in own):
+            return list(tuple.__iter__(value))  # type: ignore[arg-type]
     raise NotPlainError(f"a {type.__dict__['__name__'].__get__(kind)} is no plain data")
+
+
+@functools.cache
+def _numbers(numpy: ModuleType) -> frozenset[int]:
+    """The ids of numpy's own scalar types."""
+    return frozenset(map(id, getattr(numpy, "sctypeDict", {}).values()))
+
+
+def _among(kind: type, known: Iterable[type]) -> bool:
+    """`kind in known` would ask the class of a class whether it equals another."""
+    return any(kind is other for other in known)
 
 
 def _items(kind: type, value: object) -> Iterator[object]:
