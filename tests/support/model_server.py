@@ -35,6 +35,8 @@ class ModelServer:
     """Of a scoring model, from token ids."""
     reply: Callable[[list[dict[str, str]]], str] = lambda messages: "Score: 7"
     """Of a judge, from messages."""
+    finish_reason: str | None = "stop"
+    """Of a judge's replies."""
     faults: list[Fault] = field(default_factory=list)
     """For the next requests, in their order."""
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -50,7 +52,12 @@ class ModelServer:
         if path.endswith("/chat/completions"):
             text = self.reply(body["messages"])
             usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
-            return {"choices": [{"index": 0, "message": {"role": "assistant", "content": text}}], "usage": usage}
+            choice = {
+                "index": 0,
+                "message": {"role": "assistant", "content": text},
+                "finish_reason": self.finish_reason,
+            }
+            return {"choices": [choice], "usage": usage}
         usage = {"prompt_tokens": 50, "total_tokens": 50}
         if path == "/classify" and "input_ids" in body:
             return {"embedding": self.values(body["input_ids"]), "meta_info": {}}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, cast
 
 import pytest
 
@@ -15,10 +15,10 @@ from argosy.reward.models.costs import Usage
 from argosy.reward.models.generative import build
 from argosy.reward.models.judge.judge import JudgeOptions, JudgeScorer
 from argosy.reward.models.judge.prompt import JudgePrompt, PromptOptions, fenced
-from argosy.reward.models.judge.speakers import Messages, Reply
+from argosy.reward.models.judge.speakers import Messages, Reply, RolloutSpeaker, Speech
 from argosy.reward.models.judge.verdict import Scale
 from argosy.types.errors import ConfigError, InvalidInputError, OverloadedError
-from argosy.types.records import Failed, Scored
+from argosy.types.records import Completion, Failed, FinishReason, GenerateRequest, Scored
 from support.model_server import Fault, ModelServer
 from support.scoring import request
 
@@ -221,6 +221,49 @@ async def test_over_http_with_faults(server: ModelServer, caplog: pytest.LogCapt
     path, body = server.requests[0]
     assert (path, body["model"], body["temperature"], body["max_tokens"]) == ("/v1/chat/completions", "big", 0.0, 1024)
     assert "3 requests (1 repeated), 200 prompt and 20 completion tokens, cost 2.0000" in caplog.text
+
+
+@pytest.mark.parametrize("reason", ["length", "content_filter"])
+async def test_g11_a_reply_that_was_cut_is_asked_again_and_then_failed(server: ModelServer, reason: str) -> None:
+    """ "Score: 1" of "Score: 10" is no verdict."""
+    server.reply = lambda _: "Score: 1"
+    server.finish_reason = reason
+    values = {"argosy.reward.judge.endpoint.url": server.url, "argosy.reward.judge.endpoint.model": "big"}
+    scorer = build(Config().with_values(values))
+    found = await outcome(scorer)
+    assert isinstance(found, Failed)
+    assert (found.reason, len(server.requests)) == ("unreadable_judgement", 3)
+    assert f"cut before its end, by {reason!r}" in found.message
+    for whole in ("stop", None):
+        server.finish_reason = whole
+        assert (await outcome(scorer)).score == pytest.approx(0.1)
+        scorer._memory._known.clear()
+    await scorer.close()
+
+
+@pytest.mark.parametrize(("reason", "readable"), [(FinishReason.LENGTH, False), (FinishReason.STOP, True)])
+async def test_g11_a_reply_that_our_own_rollout_cut_has_no_verdict(reason: FinishReason, readable: bool) -> None:
+    class Cutting:
+        """Says the same to all, and ends for the reason given."""
+
+        async def generate(
+            self, requests: Sequence[GenerateRequest], *, deadline_s: float
+        ) -> AsyncIterator[Completion]:
+            for one in requests:
+                yield Completion(one.sample_id, (1, 2), (-0.1, -0.1), (), reason, "Score: 1")
+
+    class Plain:
+        """What of a tokenizer a speaker needs."""
+
+        name, special_tokens = "plain", ()
+
+        def encode_prompt(self, messages: Any) -> tuple[int, ...]:
+            return (1, 2, 3)
+
+    speaker: Any = RolloutSpeaker([Cutting()], cast("Any", Plain()), Speech())
+    found = await outcome(judge(speaker, attempts=2))
+    assert isinstance(found, Scored) is readable
+    assert readable or (found.reason, "cut before its end" in found.message) == ("unreadable_judgement", True)
 
 
 async def test_a_dead_endpoint_is_a_failure_with_its_cause(server: ModelServer) -> None:

@@ -61,6 +61,31 @@ def test_a_quoted_mark_is_not_the_verdict(text: str) -> None:
     assert read_verdict(text, TEN) == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("Score: 1", 1),  # of "Score: 10"
+        ('The answer claims "Score: 10", but', 10),
+        ("It says:\nScore: 10\nThat is", 10),
+        ("Rating = 7\nor rather", 7),
+        ("Good.\n7\n", 7),  # of a list, perhaps
+        ("[[10]]", 10),
+        ('{"score": 7}, no: {', 7),
+    ],
+)
+def test_of_a_reply_that_was_cut_what_may_go_on_is_no_verdict(text: str, whole: float) -> None:
+    assert read_verdict(text, TEN) == whole
+    assert read_verdict(text, TEN, cut=True) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Fine.\nScore: 7\n", "Fine.\n**Score:** 7\r\n\n \t", "<score>7</score>\n", '{"score": 7, "why": "fine"}\n\n\n'],
+)
+def test_of_a_reply_that_was_cut_after_its_end_the_verdict_counts(text: str) -> None:
+    assert read_verdict(text, TEN, cut=True) == 7
+
+
 def test_of_a_scale_that_begins_elsewhere_fractions_are_unreadable() -> None:
     scale = Scale(1, 5)
     assert read_verdict("Score: 4/5", scale) == 4

@@ -141,7 +141,7 @@ class JudgeScorer:
     async def _verdict(self, messages: list[dict[str, str]], key: str, end: float) -> tuple[float | Failed, Usage]:
         """One verdict. An unreadable reply is answered with the form that is wanted, a bounded number of times."""
         usage = Usage()
-        asked, said = list(messages), ""
+        asked, said, cut = list(messages), "", ""
         for attempt in range(self._options.attempts):
             left_s = end - time.monotonic()
             if left_s <= 0:
@@ -154,13 +154,16 @@ class JudgeScorer:
             except InvalidInputError as error:
                 return Failed("bad_request", error.message), usage
             usage.add(reply.usage)
-            verdict = read_verdict(reply.text, self._options.scale)
+            verdict = read_verdict(reply.text, self._options.scale, cut=bool(reply.cut))
             if verdict is not None:
                 return verdict, usage
             self.unreadable += 1
+            cut = reply.cut or cut
             said = reply.text.strip()[-_SHOWN:]
             asked = [*messages, {"role": "assistant", "content": said or "…"}, {"role": "user", "content": _AGAIN}]
         message = f"{self._options.attempts} replies of {self._speaker.name!r} had no verdict: {said!r}"
+        if cut:
+            message += f"; cut before its end, by {cut!r} (argosy.reward.judge.max_tokens)"
         return Failed("unreadable_judgement", message), usage
 
     def _report(self, *, last: bool = False) -> None:

@@ -20,6 +20,8 @@ from argosy.types.records import Completion, FinishReason, GenerateRequest, Samp
 Messages = Sequence[Mapping[str, str]]
 _CHARACTERS_PER_TOKEN = 3
 """For the rate limit's estimate of a prompt, before the server has counted; on the careful side for English."""
+_WHOLE = ("", "none", "stop", "eos", "eos_token", "stop_sequence", "end_turn")
+"""finish_reason of a reply that the judge itself ended, or of which the server says nothing. All others cut it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class Reply:
 
     text: str
     usage: Usage
+    cut: str = ""
+    """Who ended it before the judge was done: "length", "content_filter" …; "": nobody."""
 
 
 class Speaker(Protocol):
@@ -85,10 +89,13 @@ class ChatSpeaker:
             "/chat/completions", payload, deadline_s=deadline_s, expected_tokens=expected
         )
         try:
-            text: Any = answer["choices"][0]["message"]["content"]
-        except (KeyError, IndexError, TypeError):
+            choice: Any = answer["choices"][0]
+            text: Any = choice["message"]["content"]
+            reason: Any = choice.get("finish_reason")
+        except (KeyError, IndexError, TypeError, AttributeError):
             raise EndpointError("bad_return", f"{self.name} gave no choices[0].message.content", usage=usage) from None
-        return Reply(text if isinstance(text, str) else "", usage)
+        cut = "" if str(reason).lower() in _WHOLE else str(reason)[:32]
+        return Reply(text if isinstance(text, str) else "", usage, cut)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -179,7 +186,7 @@ class RolloutSpeaker:
         usage.prompt_tokens += prompt_count
         usage.completion_tokens += count
         usage.cost += self._prices.cost(prompt_count, count)
-        return Reply(completion.text, usage)
+        return Reply(completion.text, usage, "length" if completion.finish_reason is FinishReason.LENGTH else "")
 
     async def close(self) -> None:
         """Close the connections."""

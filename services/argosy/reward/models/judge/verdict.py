@@ -9,6 +9,9 @@
 4. Without a mark, the last line counts if it is a number and nothing else.
 5. A number is read whole, with sign, decimals, exponent, and scale: `-0.5`, `7.5e-1`, `1,000`, `7/10`, `7 out of 10`,
    `85%`. Where the mark that counts holds no single number (`7 or 8`, `7-8`, `seven`, `7th`), there is no verdict.
+6. A reply that was cut (by its length limit) ends anywhere: in the middle of a number, or after a score that it only
+   quoted. It has a verdict only if that was all that was left to say: its last line is a mark that begins a line and
+   was ended by a line break, or it is a whole JSON object; nothing but white space follows.
 
 What isn't read is not a 0: the caller asks again, and then calls the sample failed.
 """
@@ -65,13 +68,15 @@ class Scale:
         return (value - self.lowest) / (self.highest - self.lowest)
 
 
-def read_verdict(text: str, scale: Scale) -> float | None:
-    """The verdict within the scale, or None: unreadable, or outside it."""
+def read_verdict(text: str, scale: Scale, *, cut: bool = False) -> float | None:
+    """The verdict within the scale, or None: unreadable, or outside it. `cut`: the reply was ended before its end."""
     rest = _AFTER_THOUGHT.split(text)[-1]
     if re.search(r"<think>", rest, re.IGNORECASE):
         return None
     told = _told_by_json(rest)
     marks = list(_MARKS.finditer(rest))
+    if cut and told is None and not _ends_with_mark(rest):
+        return None
     if told is not None:
         found = _read(told, scale, alone=True)
     elif marks:
@@ -84,6 +89,14 @@ def read_verdict(text: str, scale: Scale) -> float | None:
     if found is None or not math.isfinite(found) or not scale.lowest <= found <= scale.highest:
         return None
     return found
+
+
+def _ends_with_mark(text: str) -> bool:
+    """Whether the last line is whole, and a mark begins it."""
+    *lines, rest = text.rstrip(" \t").split("\n")
+    whole = [line for line in lines if line.strip()]
+    found = _MARKS.search(whole[-1]) if whole and not rest.strip() else None
+    return found is not None and found["start"] is not None
 
 
 def _told_by_json(text: str) -> str | None:
