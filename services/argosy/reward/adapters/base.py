@@ -13,7 +13,7 @@ from argosy.config.schema.reward_adapters import RewardServerConfig
 from argosy.reward.custom import outcome_of
 from argosy.reward.models.endpoint import Endpoint, EndpointError, EndpointOptions
 from argosy.reward.models.outcomes import checked
-from argosy.types.errors import ConfigError
+from argosy.types.errors import ConfigError, OverloadedError
 from argosy.types.records import Abstained, Failed, Outcome, RewardCapabilities, ScoreRequest, ScoreResult
 
 MAX_WAITING = 65536
@@ -60,11 +60,23 @@ class AdapterCore(ABC):
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
+        self._unfinished = 0
 
     async def score(self, items: Sequence[ScoreRequest], *, deadline_s: float) -> list[ScoreResult]:
-        """One outcome per item, in order. What the server does wrong is an outcome, never an exception."""
+        """One outcome per item, in order. What the server does wrong is an outcome, never an exception.
+
+        Raises InvalidInputError for a repeated id, OverloadedError when too many samples wait.
+        """
         checked(items)
-        outcomes = await self.judge(items, deadline_s)
+        if self._unfinished + len(items) > MAX_WAITING:
+            raise OverloadedError(
+                f"{self._unfinished} samples wait to be judged; there is no room for {len(items)} more"
+            )
+        self._unfinished += len(items)
+        try:
+            outcomes = await self.judge(items, deadline_s)
+        finally:
+            self._unfinished -= len(items)
         return [ScoreResult(item.sample_id, outcome) for item, outcome in zip(items, outcomes, strict=True)]
 
     async def judge(self, items: Sequence[ScoreRequest], deadline_s: float) -> list[Outcome]:
@@ -115,7 +127,8 @@ def outcome_of_json(result: Any, score_key: str, label: str) -> Outcome:
     """What one result of a server means.
 
     A number, or an object with the score at `score_key`; `parts` and the scalars beside the score become parts.
-    `{"abstained": "why"}` and `{"failed": "code", "message": "…"}` are what they say; a null score abstains.
+    `{"abstained": "why"}` and `{"failed": "code", "message": "…"}` are what they say, unless they are null, false or
+    empty; a null score abstains.
 
     >>> outcome_of_json({"reward": 1, "parts": {"acc": True}}, "reward", "the server")
     Scored(score=1.0, parts={'acc': True}, token_scores=())
@@ -124,7 +137,7 @@ def outcome_of_json(result: Any, score_key: str, label: str) -> Outcome:
         return outcome_of(result, label)
     if result.get("failed"):
         return Failed(str(result["failed"])[:64], str(result.get("message", ""))[:1000])
-    if "abstained" in result and result["abstained"] is not False:
+    if result.get("abstained"):
         return Abstained(str(result["abstained"])[:1000])
     try:
         score = find(result, score_key)

@@ -21,7 +21,7 @@ from argosy.config import Config
 from argosy.config.schema.reward_adapters import NemoGymConfig
 from argosy.reward.adapters.base import AdapterCore, ServerOptions
 from argosy.reward.custom import outcome_of
-from argosy.reward.models.endpoint import Endpoint
+from argosy.reward.models.endpoint import Endpoint, EndpointError
 from argosy.types.records import Failed, Outcome, ScoreRequest
 
 ROW_KEY = "nemo_gym"
@@ -47,18 +47,23 @@ class NemoGymCore(AdapterCore):
         if not self._gym.seed_session:
             answer, _ = await self._endpoint.post(self._gym.path, body, deadline_s=deadline_s)
             return outcome_of_verify(answer, label)
-        async with self._slots:
-            session = self.options.endpoint()  # a session is a cookie, which must not be shared with other samples
-            try:
-                return outcome_of_verify(await self._in_session(session, body, deadline_s), label)
-            finally:
-                await session.close()
-
-    async def _in_session(self, session: Endpoint, body: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
         end = asyncio.get_running_loop().time() + deadline_s
+        try:
+            async with asyncio.timeout_at(end), self._slots:
+                session = self._endpoint.with_own_cookies()
+                try:
+                    return outcome_of_verify(await self._in_session(session, body, end), label)
+                finally:
+                    await session.close()
+        except TimeoutError:
+            raise EndpointError("timeout", f"{label} gave no answer within {deadline_s:.3g} s") from None
+
+    async def _in_session(self, session: Endpoint, body: Mapping[str, Any], end: float) -> dict[str, Any]:
+        """What /verify says in a session of its own, until `end` of the loop's clock."""
+        time = asyncio.get_running_loop().time
         seed = {name: value for name, value in body.items() if name != "response"}
-        await session.post("/seed_session", seed, deadline_s=deadline_s)
-        answer, _ = await session.post(self._gym.path, body, deadline_s=end - asyncio.get_running_loop().time())
+        await session.post("/seed_session", seed, deadline_s=end - time())
+        answer, _ = await session.post(self._gym.path, body, deadline_s=end - time())
         return answer
 
     async def close(self) -> None:

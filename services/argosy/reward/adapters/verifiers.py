@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -35,8 +36,8 @@ from argosy.reward.models.endpoint import EndpointError
 from argosy.types.errors import ConfigError
 from argosy.types.records import Failed, Outcome, ScoreRequest
 
+_LOG = logging.getLogger(__name__)
 _MAX_ANSWER_BYTES = 64 << 20
-_FIRST_PAUSE_S = 0.25
 
 
 class VerifiersCore(AdapterCore):
@@ -62,22 +63,13 @@ class VerifiersCore(AdapterCore):
         self._receiving: asyncio.Task[None] | None = None
 
     async def judge_one(self, item: ScoreRequest, deadline_s: float) -> Outcome:
-        """One rollout, again after silence as often as `attempts` allows."""
-        server = self.options.config
-        attempts = 1 if server.repeat_forbidden else server.attempts
+        """One rollout, of which silence is the end: the server can't be told to stop it, so a second one would run
+        beside it. Whether the sample is worth another is the controller's decision."""
         try:
-            async with asyncio.timeout(deadline_s), self._slots:
-                for attempt in range(attempts):
-                    if attempt:
-                        await asyncio.sleep(_FIRST_PAUSE_S * 2 ** (attempt - 1))
-                    try:
-                        async with asyncio.timeout(server.timeout_s):
-                            return await self._rollout(item)
-                    except TimeoutError:
-                        continue
+            async with asyncio.timeout(deadline_s), self._slots, asyncio.timeout(self.options.config.timeout_s):
+                return await self._rollout(item)
         except TimeoutError:
-            pass
-        raise EndpointError("timeout", f"{self.options.url} gave no answer in time ({attempts} attempts at most)")
+            raise EndpointError("timeout", f"{self.options.url} gave no answer in time") from None
 
     async def _rollout(self, item: ScoreRequest) -> Outcome:
         replay = await self._connected()
@@ -103,7 +95,8 @@ class VerifiersCore(AdapterCore):
     async def _connected(self) -> ReplayEndpoint:
         """Connect when first used: sockets belong to the event loop that uses them."""
         async with self._connecting:
-            if self._replay is None:
+            if self._replay is None or self._receiving is None or self._receiving.done():
+                await self.close()
                 replay = ReplayEndpoint()
                 await replay.start()
                 self._context = zmq.asyncio.Context()
@@ -116,15 +109,28 @@ class VerifiersCore(AdapterCore):
             return self._replay
 
     async def _receive(self, socket: zmq.asyncio.Socket) -> None:
-        while True:
-            key, *frames = await socket.recv_multipart()
-            future = self._waiting.get(key)
-            if future is None or future.done() or len(frames) != 1:
-                continue  # of an attempt that was given up
-            try:
-                future.set_result(msgpack.unpackb(frames[0], raw=False))
-            except (ValueError, msgpack.UnpackException) as error:
-                future.set_exception(EndpointError("bad_return", f"{self.options.url} sent no msgpack: {error}"))
+        """Hand answers to who waits for them. If that ends, all that wait are told; the next call connects anew."""
+        why = "it was closed"
+        try:
+            while True:
+                self._answered(*await socket.recv_multipart())
+        except Exception as error:  # noqa: BLE001 -- whatever it was, nobody may wait for it in vain
+            _LOG.exception("the connection to %s is lost", self.options.url)
+            why = f"{type(error).__name__}: {error}"
+        finally:
+            for future in self._waiting.values():
+                if not future.done():
+                    message = f"the connection to {self.options.url} is lost: {why}"
+                    future.set_exception(EndpointError("unavailable", message))
+
+    def _answered(self, key: bytes, *frames: bytes) -> None:
+        future = self._waiting.get(key)
+        if future is None or future.done() or len(frames) != 1:
+            return  # of an attempt that was given up
+        try:
+            future.set_result(msgpack.unpackb(frames[0], raw=False))
+        except Exception as error:  # noqa: BLE001 -- it is the server's answer that can't be read, not a defect here
+            future.set_exception(EndpointError("bad_return", f"{self.options.url} sent no msgpack: {error}"))
 
     async def close(self) -> None:
         """Close the connection."""

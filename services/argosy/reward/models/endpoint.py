@@ -9,6 +9,7 @@ no message, log or representation.
 from __future__ import annotations
 
 import asyncio
+import copy
 import email.utils
 import json
 import os
@@ -119,6 +120,13 @@ class Endpoint:
         assert last is not None
         raise EndpointError(last.reason, f"{last.message} ({usage.requests} attempts)", usage=usage)
 
+    def with_own_cookies(self) -> Endpoint:
+        """The same server behind the same bounds (calls at once, rates), with connections and cookies of its own, which
+        must be closed."""
+        other = copy.copy(self)
+        other._client = None
+        return other
+
     async def close(self) -> None:
         """Close the connections."""
         client, self._client = self._client, None
@@ -152,7 +160,7 @@ class Endpoint:
 
     def _connected(self) -> httpx.AsyncClient:
         if self._client is None:
-            loopback = self._host.rsplit(":", 1)[0].strip("[]") in _LOOPBACK
+            loopback = urlsplit(self.options.url).hostname in _LOOPBACK
             self._client = httpx.AsyncClient(
                 base_url=self.options.url,
                 headers={} if self._key is None else {"authorization": f"Bearer {self._key}"},

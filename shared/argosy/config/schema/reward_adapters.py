@@ -24,7 +24,7 @@ class RewardServerConfig:
     """Seconds that one attempt may take."""
     attempts: int = 4
     """Most attempts of one call: after lost connections, timeouts and the statuses 408, 425, 429 and 5xx, with growing
-    pauses, at least what Retry-After asks."""
+    pauses, at least what Retry-After asks. Not for verifiers, whose rollouts can't be called off."""
     repeat_forbidden: bool = False
     """A sample must never be sent twice, since scoring it costs or counts: one attempt, and no second try by the
     controller."""

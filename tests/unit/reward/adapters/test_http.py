@@ -11,7 +11,7 @@ import pytest
 from argosy.config import Config
 from argosy.reward.adapters.http import HttpCore
 from argosy.reward.build import build_core
-from argosy.types.errors import ConfigError
+from argosy.types.errors import ConfigError, OverloadedError
 from argosy.types.ids import SampleId
 from argosy.types.records import Abstained, Failed, Outcome, Scored, ScoreRequest
 from support.model_server import Fault, ModelServer, model_server
@@ -122,6 +122,10 @@ async def test_names_are_mapped(server: ModelServer, asking: Asking, monkeypatch
         ({"abstained": "no truth"}, Abstained("no truth")),
         ({"failed": "timeout", "message": "slow"}, Failed("timeout", "slow")),
         ({"failed": "", "score": 2}, Scored(2.0, {"failed": ""})),
+        ({"score": 1, "abstained": None, "failed": None}, Scored(1.0)),
+        ({"score": 0, "abstained": ""}, Scored(0.0, {"abstained": ""})),
+        ({"score": 0, "abstained": False}, Scored(0.0, {"abstained": False})),
+        ({"score": 1, "abstained": True}, Abstained("True")),
     ],
 )
 async def test_what_a_result_means(
@@ -217,3 +221,12 @@ async def test_a_url_is_needed_and_sources_are_as_configured(server: ModelServer
         asking.core(server, server__url=None)
     core = asking.core(server, server__data_sources=["essays/*"])
     assert (await core.capabilities()).data_sources == ("essays/*",)
+
+
+async def test_what_waits_is_bounded(server: ModelServer, asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("argosy.reward.adapters.base.MAX_WAITING", 2)
+    core = asking.core(server)
+    with pytest.raises(OverloadedError, match="no room for 3 more"):
+        await core.score(items("a", "b", "c"), deadline_s=10)
+    for _ in range(2):  # what was judged waits no longer
+        assert len(await core.score(items("a", "b"), deadline_s=10)) == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,9 +25,10 @@ def gym() -> Iterator[GymServer]:
 
 
 @asynccontextmanager
-async def core(gym: GymServer, **values: Any) -> AsyncIterator[NemoGymCore]:
+async def core(gym: GymServer, rate: float = 0, **values: Any) -> AsyncIterator[NemoGymCore]:
     config = Config().with_values({
         "argosy.reward.kind": "nemo_gym", "argosy.reward.server.url": gym.url, "argosy.reward.server.attempts": 1,
+        "argosy.reward.server.requests_per_minute": rate,
         **{f"argosy.reward.nemo_gym.{name}": value for name, value in values.items()},
     })  # fmt: skip
     made = build_core(config)
@@ -74,6 +77,24 @@ async def test_each_sample_has_a_session_of_its_own(gym: GymServer) -> None:
     assert await ask(gym, "42", "42", "42", seed_session=True) == [Scored(1.0)] * 3
     assert sorted(gym.sessions) == sorted(gym.seeded) == ["s0", "s1", "s2"]
     assert all("response" not in body and body["expected_answer"] == "42" for body in gym.seeded.values())
+
+
+async def test_sessions_share_the_rate_limit(gym: GymServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six calls at 10 a second, of which one may go at once: half a second. Each session with its own: none."""
+    monkeypatch.setattr("argosy.reward.models.limits._BURST_S", 0.1)
+    started = time.monotonic()
+    assert await ask(gym, "42", "42", "42", seed_session=True, rate=600) == [Scored(1.0)] * 3
+    assert time.monotonic() - started > 0.4
+    assert len(set(gym.sessions)) == 3
+
+
+async def test_g11_who_gets_no_turn_within_its_deadline_is_failed(gym: GymServer) -> None:
+    async with core(gym, seed_session=True) as made:
+        made._slots = asyncio.Semaphore(0)
+        item = ScoreRequest(SampleId(0, 0, 0), "toy", "6 × 7?", "42", "42")
+        [found] = await made.score([item], deadline_s=0.05)
+    assert isinstance(found.outcome, Failed)
+    assert found.outcome.reason == "timeout"
 
 
 async def test_components_and_numbers_become_parts(gym: GymServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,16 +81,33 @@ async def test_g11_what_the_server_does_wrong_is_failed(server: EnvironmentServe
     assert found.reason == reason
 
 
-async def test_silence_is_repeated_then_failed(server: EnvironmentServer) -> None:
+async def test_silence_is_failed_and_not_repeated(server: EnvironmentServer) -> None:
+    """A rollout can't be called off: a second one would run beside the first."""
     server.silent = 1
-    assert [type(one) for one in await ask(server, "42", server__timeout_s=3, server__attempts=2)] == [Scored]
-    server.silent = 9
-    [found] = await ask(server, "42", server__timeout_s=0.2, server__attempts=2)
+    [found] = await ask(server, "42", server__timeout_s=0.2, server__attempts=3)
     assert isinstance(found, Failed)
     assert found.reason == "timeout"
-    before = len(server.requests)
-    await ask(server, "42", server__timeout_s=0.2, server__attempts=3, server__repeat_forbidden=True)
-    assert len(server.requests) == before + 1
+    assert len(server.requests) == 1
+
+
+async def test_g11_a_connection_that_is_lost_fails_what_waits_and_is_made_anew(server: EnvironmentServer) -> None:
+    core = build_core(Config().with_values({"argosy.reward.kind": "verifiers", "argosy.reward.server.url": server.url}))
+    assert isinstance(core, VerifiersCore)
+    item = ScoreRequest(SampleId(0, 0, 0), "sums", "", "42", "42", messages=({"role": "user", "content": "6 × 7?"},))
+    try:
+        server.silent = 1
+        scoring = asyncio.ensure_future(core.score([item], deadline_s=20))
+        while not server.requests:  # noqa: ASYNC110 -- the server is in another thread
+            await asyncio.sleep(0.01)
+        assert core._context is not None
+        core._context.destroy(linger=0)
+        [lost] = await scoring
+        assert isinstance(lost.outcome, Failed)
+        assert lost.outcome.reason == "unavailable"
+        [found] = await core.score([item], deadline_s=20)
+        assert isinstance(found.outcome, Scored)
+    finally:
+        await core.close()
 
 
 async def test_concurrency_is_bounded(server: EnvironmentServer) -> None:

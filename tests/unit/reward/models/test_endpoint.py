@@ -165,3 +165,16 @@ def test_bad_options(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ConfigError, match=said) as caught:
             Endpoint(options)
         assert "word@" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "used"),
+    [
+        ("http://[::1]", False), ("http://[::1]:8000/v1", False), ("http://localhost:1", False),
+        ("http://127.0.0.1", False), ("http://10.0.0.7:8000", True), ("https://[2001:db8::1]/v1", True),
+    ],
+)  # fmt: skip
+async def test_proxies_of_the_environment_are_used_except_for_loopback(url: str, *, used: bool) -> None:
+    endpoint = Endpoint(EndpointOptions(url))
+    assert endpoint._connected().trust_env is used
+    await endpoint.close()
