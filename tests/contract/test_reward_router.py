@@ -25,7 +25,7 @@ from argosy.rpc.gate import Gate
 from argosy.rpc.options import RpcOptions
 from argosy.rpc.retry import RetryPolicy
 from argosy.rpc.server import RpcServer
-from argosy.types.errors import ConfigError
+from argosy.types.errors import ConfigError, StateError
 from argosy.types.ids import SampleId
 from argosy.types.records import (
     Failed,
@@ -39,6 +39,7 @@ from argosy.types.records import (
 )
 
 QUICK = RetryPolicy(max_attempts=3, first_backoff_s=0.01, max_backoff_s=0.05)
+PATIENT = RetryPolicy(max_attempts=8, first_backoff_s=0.1, max_backoff_s=1.0)
 
 
 class Core:
@@ -86,9 +87,11 @@ def external(**services: dict[str, Any]) -> Config:
 
 
 @asynccontextmanager
-async def router(config: Config, membership: MemoryMembership | None = None) -> AsyncIterator[RewardRouter]:
+async def router(
+    config: Config, membership: MemoryMembership | None = None, policy: RetryPolicy = QUICK
+) -> AsyncIterator[RewardRouter]:
     await check_external(config, RpcOptions())
-    async with open_router(config, RpcOptions(), QUICK, membership=membership) as opened:
+    async with open_router(config, RpcOptions(), policy, membership=membership) as opened:
         yield opened
 
 
@@ -175,6 +178,12 @@ async def test_replicas_that_know_different_things_are_refused(servers: Servers)
     with pytest.raises(ConfigError, match=r"knows other data sources \(math\) than .* \(gsm8k\)"):
         async with router(external(a={"address": addresses})):
             pass
+    addresses = [(await servers.start(Core(version=version))).address for version in ("1", "2")]
+    with pytest.raises(
+        ConfigError, match=r"services\.a\.address: .* has another version \(2\) than .* \(1\): they can't"
+    ):
+        async with router(external(a={"address": addresses})):
+            pass
 
 
 async def test_a_server_of_something_else_is_refused(servers: Servers) -> None:
@@ -213,15 +222,82 @@ async def test_g11_a_verifier_that_raises_on_each_call_ends_the_run_with_the_cau
 async def test_g11_a_service_that_goes_down_and_comes_back_costs_no_sample(servers: Servers) -> None:
     core = Core()
     server = await servers.start(core)
-    async with router(external(mine={"address": server.address})) as opened:
+    async with router(external(mine={"address": server.address}), policy=PATIENT) as opened:
         await score(opened, items())
         await server.stop(0)
         scoring = asyncio.ensure_future(score(opened, items()))
         await asyncio.sleep(0.02)
         await servers.start(core, port=server.port)
-        assert {type(outcome) for outcome in (await scoring).values()} <= {Scored, Failed}
-        await asyncio.sleep(0.3)
+        assert {type(outcome) for outcome in (await scoring).values()} == {Scored}
         assert {type(outcome) for outcome in (await score(opened, items())).values()} == {Scored}
+        assert opened.commit()["reward_service/mine/retries"] > 0
+
+
+async def test_g11_an_optional_service_that_is_down_moves_no_prompt_and_is_told(
+    servers: Servers, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers, tone = Core(1.0), Core(0.5)
+    server = await servers.start(tone)
+    config = external(
+        numbers={"address": (await servers.start(numbers)).address},
+        tone={"address": server.address, "required": False, "max_error_rate": 0.55},
+    ).with_values({"argosy.reward.error_window": 8})
+    async with router(config) as opened:
+        before = await score(opened, items())
+        assert opened.commit()["reward_service/tone/failed_fraction"] == 0.0
+        await server.stop(0)
+        found = await score(opened, items())
+        metrics = opened.commit()
+        for outcome in (*before.values(), *found.values()):
+            assert isinstance(outcome, Scored)
+            assert outcome.score == 1.5, "what it usually gives"
+        assert (metrics["reward_service/tone/failed_fraction"], metrics["reward/toy/failed"]) == (1.0, 0.0)
+        assert "reward service tone failed for 4 of 4 samples, which count without it" in caplog.text
+        await score(opened, items(prompts=1))
+        with pytest.raises(RewardsUnusableError, match=r"'tone': 6 of its last 10 .*\.tone\.max_error_rate=0\.55"):
+            opened.commit()
+
+
+async def test_where_repeating_is_forbidden_a_call_that_is_too_large_is_sent_once(servers: Servers) -> None:
+    """Its answers may be what was too large: then all of it was judged. What is over 3 MiB goes in several calls."""
+
+    class Wordy(Core):
+        async def score(self, items: Sequence[ScoreRequest], *, deadline_s: float) -> list[ScoreResult]:
+            await super().score(items, deadline_s=deadline_s)
+            return [ScoreResult(item.sample_id, Scored(1.0, {"why": "y" * 2_000_000})) for item in items]
+
+    core = Wordy(repeat_forbidden=True)
+    server = await servers.start(core, options=RpcOptions(max_message_bytes=4 << 20))
+    async with router(external(mine={"address": server.address})) as opened:
+        wanted = items(prompts=1, n=4, response="x" * 1_000_000)
+        found = await score(opened, wanted)
+    assert sorted(core.calls) == [1, 3]
+    assert [outcome.reason for outcome in found.values() if isinstance(outcome, Failed)] == ["too_large"] * 3
+    assert isinstance(found[wanted[3].sample_id], Scored)
+
+
+async def test_a_run_that_no_longer_follows_its_servers_ends(servers: Servers) -> None:
+    class Breaks(MemoryMembership):
+        async def watch(self, role: str | None = None) -> AsyncIterator[tuple[Member, ...]]:
+            async for snapshot in super().watch(role):
+                yield snapshot
+                raise KeyError("pool")
+
+    membership = Breaks()
+    server = await servers.start(Core())
+    member = Member("reward-mine-0", "reward", server.address, "life", "mine", state=MemberState.READY)
+    registered = await membership.register(member)
+
+    async def use() -> None:
+        async with router(external(mine={}), membership) as opened:
+            await asyncio.sleep(0.05)
+            with pytest.raises(StateError, match="the reward servers are no longer followed: KeyError: 'pool'"):
+                await score(opened, items())
+
+    with pytest.raises(KeyError):
+        await use()
+    await registered.close()
+    await membership.close()
 
 
 async def test_g11_a_service_that_is_down_for_half_of_a_batch_fails_that_half_only(servers: Servers) -> None:

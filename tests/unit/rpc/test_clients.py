@@ -22,12 +22,13 @@ from argosy.rpc.clients.controller import ControllerClient
 from argosy.rpc.clients.reference import ReferenceClient
 from argosy.rpc.clients.reward import RewardClient
 from argosy.rpc.options import RpcOptions
-from argosy.rpc.retry import RetryPolicy
+from argosy.rpc.retry import NO_RETRY, RetryPolicy
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.errors import (
     CorruptDataError,
     InternalError,
     InvalidInputError,
+    MessageTooLargeError,
     NotFoundError,
     OverloadedError,
     UnavailableError,
@@ -139,6 +140,53 @@ async def test_reward_never_repeats_where_repeating_is_forbidden(serve: Any) -> 
     with pytest.raises(UnavailableError, match="charged, then lost"):
         await client.score(items(1), deadline_s=30)
     assert core.batches == []
+    await client.close()
+
+
+class Picky(RewardCore):
+    """Has no room for one of the samples."""
+
+    def __init__(self, error: Exception, **capabilities: Any) -> None:
+        super().__init__(RewardCapabilities(("toy",), max_batch_size=4, **capabilities))
+        self.error = error
+
+    async def score(self, items: Sequence[ScoreRequest], *, deadline_s: float) -> list[ScoreResult]:
+        if any(item.response_text == "5" for item in items):
+            raise self.error
+        return await super().score(items, deadline_s=deadline_s)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(UnavailableError("gone"), "unavailable"), (InvalidInputError("odd"), "refused")]
+)
+async def test_reward_answers_of_other_requests_outlive_one_that_fails(
+    serve: Any, error: Exception, reason: str
+) -> None:
+    core = Picky(error)
+    server = await serve(lambda server, gate: reward_service.add_to_server(core, server, gate))
+    client = RewardClient(server.address, policy=NO_RETRY)
+    found = [result.outcome for result in await client.score(items(10), deadline_s=30)]
+    assert [getattr(outcome, "reason", "") for outcome in found[4:8]] == [reason] * 4
+    assert found[0] == Scored(0.0, {"acc": True}, (0.0, 1.5))
+    assert found[9] == Failed("timeout", "took too long")
+    with pytest.raises(type(error)):
+        await client.score(items(10)[4:8], deadline_s=30)
+    await client.close()
+
+
+@pytest.mark.parametrize("forbidden", [False, True])
+async def test_reward_a_request_that_is_too_large_may_be_sent_in_parts_unless_repeating_is_forbidden(
+    serve: Any, *, forbidden: bool
+) -> None:
+    core = Picky(MessageTooLargeError("5 MB, the limit is 4 MB"), repeat_forbidden=forbidden)
+    server = await serve(lambda server, gate: reward_service.add_to_server(core, server, gate))
+    client = RewardClient(server.address, policy=NO_RETRY)
+    if forbidden:
+        found = await client.score(items(10), deadline_s=30)
+        assert [getattr(result.outcome, "reason", "") for result in found[4:8]] == ["too_large"] * 4
+    else:
+        with pytest.raises(MessageTooLargeError):
+            await client.score(items(10), deadline_s=30)
     await client.close()
 
 

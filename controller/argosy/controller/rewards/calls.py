@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from argosy.roles.reward import Reward
+from argosy.rpc.errors import as_argosy_error
 from argosy.types.errors import (
     ArgosyError,
     DeadlineError,
-    InvalidInputError,
-    MessageTooLargeError,
     OverloadedError,
     StateError,
     UnavailableError,
 )
 from argosy.types.ids import SampleId
-from argosy.types.records import Failed, Outcome, ScoreRequest
+from argosy.types.records import Failed, Outcome, ScoreRequest, ScoreResult
 
-PERMANENT = frozenset({"unknown_data_source", "bad_ground_truth", "too_large", "refused"})
+log = logging.getLogger(__name__)
+
+PERMANENT = frozenset({
+    "unknown_data_source", "bad_ground_truth", "bad_options", "bad_request", "too_large", "refused", "masked",
+    "language_unavailable", "sandbox_unavailable", "not_installed",
+})  # fmt: skip
 """Reasons of failures that a repeat can't mend. All others are worth another try, unknown ones too: a service in
 another language has reasons of its own."""
+
+_NOBODYS_FAULT = frozenset({"unavailable", "overloaded", "rate_limited"})
+"""Reasons that lie in the server or the way to it, not in any one sample."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +45,8 @@ class Replica:
     """Samples that it is judging."""
     rests_until: float = 0.0
     """On time.monotonic's clock."""
+    checked: bool = False
+    """It has said that it scores as its siblings do, in this life of it."""
 
 
 @dataclass(slots=True)
@@ -52,14 +63,12 @@ class CallStats:
 async def call(
     replica: Replica, batch: Sequence[ScoreRequest], timeout_s: float, stats: CallStats
 ) -> dict[SampleId, Outcome]:
-    """Outcomes of a batch. Raises what the server or the way to it raises, DeadlineError after `timeout_s`."""
+    """Outcomes of a batch. Raises ArgosyError: what the server or the way to it raises, DeadlineError after
+    `timeout_s`, InternalError for a defect of a scorer in this process."""
     replica.in_flight += len(batch)
     started = time.monotonic()
     try:
-        async with asyncio.timeout(timeout_s):
-            results = await replica.reward.score(batch, deadline_s=timeout_s)
-    except TimeoutError as error:
-        raise DeadlineError(f"{replica.key}: no answer within {timeout_s:.3g} s") from error
+        results = await _score(replica, batch, timeout_s)
     finally:
         replica.in_flight -= len(batch)
         stats.calls += 1
@@ -68,6 +77,19 @@ async def call(
     outcomes = {result.sample_id: result.outcome for result in results}
     missing = Failed("bad_return", f"{replica.key} gave no result for this sample")
     return {item.sample_id: _fitting(item, outcomes.get(item.sample_id, missing), replica.key) for item in batch}
+
+
+async def _score(replica: Replica, batch: Sequence[ScoreRequest], timeout_s: float) -> Sequence[ScoreResult]:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await replica.reward.score(batch, deadline_s=timeout_s)
+    except TimeoutError as error:
+        raise DeadlineError(f"{replica.key}: no answer within {timeout_s:.3g} s") from error
+    except ArgosyError:
+        raise
+    except Exception as error:  # a scorer in this process has no server around it that would catch its defects
+        log.exception("%s failed", replica.key)
+        raise as_argosy_error(error) from error
 
 
 def _fitting(item: ScoreRequest, outcome: Outcome, key: str) -> Outcome:
@@ -83,6 +105,16 @@ def is_worth_repeating(outcome: Outcome) -> bool:
     return isinstance(outcome, Failed) and outcome.reason not in PERMANENT
 
 
+def suspects_of(outcomes: Mapping[SampleId, Outcome]) -> set[SampleId]:
+    """Samples of one call of which several failed alike, so that one of them may be at fault for all.
+
+    So fails a function that takes a batch, and raises or hangs because of one answer; and a server that refuses a
+    request for one of its samples. Both say the same of each sample.
+    """
+    counts = Counter(one for one in outcomes.values() if isinstance(one, Failed) and one.reason not in _NOBODYS_FAULT)
+    return {sample for sample, one in outcomes.items() if isinstance(one, Failed) and counts[one] > 1}
+
+
 def reason_of(outcome: Outcome) -> str:
     """Of a failure; "" of any other outcome."""
     return outcome.reason if isinstance(outcome, Failed) else ""
@@ -91,17 +123,3 @@ def reason_of(outcome: Outcome) -> str:
 def is_worth_another_server(error: ArgosyError) -> bool:
     """Whether the call failed for a reason that another server need not have."""
     return isinstance(error, UnavailableError | OverloadedError | DeadlineError | StateError)
-
-
-def failed(error: ArgosyError) -> Failed:
-    """A call's failure as the outcome of its samples."""
-    reasons: tuple[tuple[type[ArgosyError], str], ...] = (
-        (MessageTooLargeError, "too_large"),
-        (InvalidInputError, "refused"),
-        (OverloadedError, "overloaded"),
-        (DeadlineError, "timeout"),
-        (UnavailableError, "unavailable"),
-        (StateError, "unavailable"),
-    )
-    reason = next((reason for kind, reason in reasons if isinstance(error, kind)), "service_error")
-    return Failed(reason, error.message)

@@ -3,8 +3,10 @@
 The reward is Σ weight × score over the services that score the sample, each score normalised (if asked for) and then
 clipped. A sample that a *required* service failed to score is failed; one that a required service abstains from is
 abstained from. An *optional* service that failed or abstained counts as the mean of what it gave the other samples of
-the same prompt, or as nothing if it gave none: either way it moves no sample above or below the others of its group,
-which is what advantages are made of.
+the same prompt, so that it moves no sample above or below the others of its group. If it gave none of them a score, it
+counts as its mean over the data source in the steps before, so that it moves no group above or below the others of the
+batch, which some estimators compare; before it has scored the source in a finished step, that is unknown, and it counts
+as nothing.
 """
 
 from __future__ import annotations
@@ -51,9 +53,13 @@ Given = Mapping[SampleId, Outcome]
 
 
 def combine(
-    terms: Sequence[Term], given: Mapping[str, Given], moments: Mapping[str, Moments]
+    terms: Sequence[Term], given: Mapping[str, Given], moments: Mapping[str, Moments], usual: Mapping[str, float]
 ) -> dict[SampleId, Outcome]:
-    """One outcome for each sample of one prompt; `given` has an outcome of each term for each sample."""
+    """One outcome for each sample of one prompt; `given` has an outcome of each term for each sample.
+
+    `moments`: Of each term, what its scores are normalised by. `usual`: The mean score of a term for the data source so
+    far, where it is known.
+    """
     samples = list(given[terms[0].name])
     if len(terms) == 1 and terms[0].is_plain:
         return dict(given[terms[0].name])
@@ -66,7 +72,14 @@ def combine(
         for term in terms
     }
     # fsum rounds once, so the order in which samples came back can't show.
-    neutral = {name: math.fsum(own.values()) / len(own) if own else 0.0 for name, own in values.items()}
+    neutral = {
+        term.name: math.fsum(own.values()) / len(own)
+        if (own := values[term.name])
+        else term.value(usual[term.name], moments[term.name])
+        if term.name in usual
+        else 0.0
+        for term in terms
+    }
     return {sample: _combined(terms, sample, given, values, neutral) for sample in samples}
 
 

@@ -12,6 +12,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from argosy.config import Config
+from argosy.controller.rewards.alike import difference
 from argosy.controller.rewards.replicas import ReplicaSet
 from argosy.controller.rewards.router import RewardRouter, RoutedService
 from argosy.membership.interface import Membership
@@ -57,11 +58,16 @@ async def open_router(
                 client = RewardClient(address, member_id=name, options=options, policy=NO_RETRY)
                 stack.push_async_callback(client.close)
                 sets[name].add(address, client)
+        following: asyncio.Task[None] | None = None
         if membership is not None:
             await servers.update(await membership.members("reward"))
             following = asyncio.create_task(servers.follow(membership), name="follow reward servers")
             stack.push_async_callback(_cancelled, following)
-        router = RewardRouter([RoutedService(sets[name], service) for name, service in config.rewards.items()])
+        router = RewardRouter(
+            [RoutedService(sets[name], service) for name, service in config.rewards.items()],
+            error_window=config.argosy.reward.error_window,
+            following=following,
+        )
         await router.start()
         yield router
 
@@ -118,7 +124,7 @@ class _Servers:
 
 
 async def check_external(config: Config, options: RpcOptions) -> None:
-    """Each external server must be up and say what it can do, and replicas must say the same; before anything starts.
+    """Each external server must be up and say what it can do, and replicas must be alike; before anything starts.
 
     Raises ConfigError that names each that isn't there or is no reward service.
     """
@@ -133,11 +139,9 @@ async def check_external(config: Config, options: RpcOptions) -> None:
             problems.append(f"{path}: {address} {answer}")
             continue
         known_address, known = first.setdefault(name, (address, answer))
-        if set(known.data_sources) != set(answer.data_sources):
-            problems.append(
-                f"{path}: {address} knows other data sources ({', '.join(answer.data_sources)}) than {known_address} "
-                f"({', '.join(known.data_sources)}): they can't stand in for each other"
-            )
+        other = difference(answer, known, address, known_address)
+        if other:
+            problems.append(f"{path}: {other}: they can't stand in for each other")
     if problems:
         raise ConfigError("\n".join(problems))
 

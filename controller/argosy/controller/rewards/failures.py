@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from argosy.types.errors import ArgosyError
@@ -28,7 +28,7 @@ def check_failures(outcomes: Mapping[SampleId, Outcome], max_error_rate: float) 
 
 
 class FailureWindow:
-    """Failures of each data source over its last samples, from batch to batch.
+    """Failures of each data source, or of a service, over its last samples, from batch to batch.
 
     A batch in which half of all samples fail is noticed by itself. A data source that is a tenth of each batch never
     is, though every one of its samples may fail: it would just no longer be trained.
@@ -36,11 +36,17 @@ class FailureWindow:
     Args:
         max_error_rate: Share of the window that may fail; 1 never ends the run.
         size: Samples of one source that must have been seen before its share is looked at.
+        what: What the sources are, for the message.
+        key: Of the configuration, whose limit it is.
     """
 
-    def __init__(self, max_error_rate: float, size: int) -> None:
+    def __init__(
+        self, max_error_rate: float, size: int, *, what: str = "data source", key: str = "argosy.reward.max_error_rate"
+    ) -> None:
         self._max_error_rate = max_error_rate
         self._size = size
+        self._what = what
+        self._key = key
         self._batches: dict[str, deque[tuple[int, int]]] = {}
         """Source → (failed, all) of the newest batches: as many as make up the window, whole batches."""
 
@@ -56,8 +62,8 @@ class FailureWindow:
             self._forget(batches)
             failed, total = (sum(column) for column in zip(*batches, strict=True))
             if failures and total >= self._size and failed / total > self._max_error_rate:
-                what = f"data source {source!r}: {failed} of its last {total} samples"
-                raise _unusable(what, failures, self._max_error_rate)
+                what = f"{self._what} {source!r}: {failed} of its last {total} samples"
+                raise _unusable(what, failures, self._max_error_rate, self._key)
 
     def _forget(self, batches: deque[tuple[int, int]]) -> None:
         total = sum(count for _, count in batches)
@@ -75,10 +81,18 @@ class FailureWindow:
         }
 
 
-def _unusable(what: str, failures: list[Failed], max_error_rate: float) -> RewardsUnusableError:
+def _unusable(
+    what: str, failures: Sequence[Failed], max_error_rate: float, key: str = "argosy.reward.max_error_rate"
+) -> RewardsUnusableError:
+    return RewardsUnusableError(f"{what} could not be judged ({key}={max_error_rate:g}); {most_frequent(failures)}")
+
+
+def most_frequent(failures: Sequence[Failed]) -> str:
+    """The most frequent reason of some failures, how often, and an example.
+
+    >>> most_frequent([Failed("timeout", "slow"), Failed("exception", "boom"), Failed("timeout", "slow")])
+    "2 times 'timeout', for example: slow"
+    """
     (reason, count), *_ = Counter(failure.reason for failure in failures).most_common(1)
     example = next(failure.message for failure in failures if failure.reason == reason)
-    return RewardsUnusableError(
-        f"{what} could not be judged (argosy.reward.max_error_rate={max_error_rate:g}); {count} times {reason!r}, for "
-        f"example: {example}"
-    )
+    return f"{count} times {reason!r}, for example: {example}"

@@ -10,12 +10,12 @@ from typing import Any
 
 from argosy.config.schema import NamedRewardConfig
 from argosy.controller.rewards.combine import Term, combine
-from argosy.controller.rewards.moments import Moments
+from argosy.controller.rewards.figures import Figures
 from argosy.controller.rewards.replicas import ReplicaSet
 from argosy.controller.rewards.routes import choose, knows
 from argosy.controller.rewards.statistics import Statistics
 from argosy.roles.reward import Reward
-from argosy.types.errors import ArgosyError, ConfigError
+from argosy.types.errors import ArgosyError, ConfigError, StateError
 from argosy.types.ids import GroupId, SampleId
 from argosy.types.records import Failed, Outcome, RewardCapabilities, ScoreRequest, ScoreResult
 
@@ -41,13 +41,25 @@ class RewardRouter:
 
     Scores are normalised with the figures of the training steps before: what a sample gets depends neither on who
     answers first nor on what is validated. `commit` takes the scores of a step in.
+
+    Args:
+        services: In the configuration's order.
+        error_window: Samples of a service with a limit of its own over which its failures are counted.
+        following: The task that keeps the servers up to date; scoring raises if that has failed.
     """
 
-    def __init__(self, services: Sequence[RoutedService]) -> None:
+    def __init__(
+        self,
+        services: Sequence[RoutedService],
+        *,
+        error_window: int = 64,
+        following: asyncio.Task[None] | None = None,
+    ) -> None:
+        self._following = following
         self._services = {service.replicas.name: service for service in services}
         self._patterns: dict[str, tuple[str, ...]] = {}
         self._known: dict[str, RewardCapabilities] = {}
-        self._moments: dict[str, Moments] = {name: Moments() for name in self._services}
+        self._figures = Figures({name: service.config for name, service in self._services.items()}, error_window)
         self._statistics = {TRAINING: Statistics(), VALIDATION: Statistics()}
 
     @property
@@ -112,7 +124,10 @@ class RewardRouter:
         )
 
     async def score(self, items: Sequence[ScoreRequest], *, deadline_s: float) -> list[ScoreResult]:
-        """One result per item; samples of one prompt should come in one call. Nothing but a defect raises."""
+        """One result per item; samples of one prompt should come in one call.
+
+        Nothing but a defect raises, and StateError when the servers are no longer followed.
+        """
         return await self._score(items, deadline_s, self._statistics[TRAINING])
 
     def validation(self) -> Reward:
@@ -122,6 +137,7 @@ class RewardRouter:
     async def _score(
         self, items: Sequence[ScoreRequest], deadline_s: float, statistics: Statistics
     ) -> list[ScoreResult]:
+        self._check_following()
         groups: dict[tuple[GroupId, str], list[ScoreRequest]] = defaultdict(list)
         for item in items:
             groups[item.sample_id.group, item.data_source].append(item)
@@ -131,6 +147,13 @@ class RewardRouter:
         for one in scoring:
             outcomes |= one.result()
         return [ScoreResult(item.sample_id, outcomes[item.sample_id]) for item in items]
+
+    def _check_following(self) -> None:
+        """Raises StateError if nobody learns any more which servers there are."""
+        task = self._following
+        error = task.exception() if task is not None and task.done() and not task.cancelled() else None
+        if error is not None:
+            raise StateError(f"the reward servers are no longer followed: {type(error).__name__}: {error}") from error
 
     async def _group(
         self, items: Sequence[ScoreRequest], deadline_s: float, statistics: Statistics
@@ -144,7 +167,8 @@ class RewardRouter:
             async with asyncio.TaskGroup() as tasks:
                 asked = {name: tasks.create_task(self._one(name, items, deadline_s, statistics)) for name in names}
             given = {name: task.result() for name, task in asked.items()}
-            outcomes = combine([self._services[name].term for name in names], given, self._moments)
+            terms, figures = [self._services[name].term for name in names], self._figures
+            outcomes = combine(terms, given, figures.moments, figures.usual(names, source))
         statistics.add_source(source, outcomes)
         return outcomes
 
@@ -153,16 +177,18 @@ class RewardRouter:
     ) -> dict[SampleId, Outcome]:
         replicas = self._services[name].replicas
         outcomes = await replicas.score(items, deadline_s=deadline_s, stats=statistics.calls_of(name))
-        statistics.add_service(name, outcomes)
+        statistics.add_service(name, items[0].data_source, outcomes)
         return outcomes
 
     # -- between steps -----------------------------------------------------------------------------------------------
 
     def commit(self) -> dict[str, float]:
-        """End a training step: its scores count for what later ones are normalised with. Returns its metrics."""
+        """End a training step: its scores count for what later ones are normalised with. Returns its metrics.
+
+        Raises RewardsUnusableError when a service has failed more often than its own limit allows.
+        """
         statistics, self._statistics[TRAINING] = self._statistics[TRAINING], Statistics()
-        for name, tally in statistics.services.items():
-            self._moments[name] = self._moments[name].with_scores(tally.in_order())
+        self._figures.take(statistics)
         metrics = statistics.metrics()
         for name, service in self._services.items():
             metrics[f"reward_service/{name}/replicas"] = float(len(service.replicas.keys))
@@ -171,15 +197,16 @@ class RewardRouter:
     def drain_validation(self) -> dict[str, float]:
         """Metrics of a validation pass, which ends here."""
         statistics, self._statistics[VALIDATION] = self._statistics[VALIDATION], Statistics()
+        self._figures.warn(statistics)
         return statistics.metrics()
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint, after `commit`."""
-        return {name: moments.state() for name, moments in self._moments.items()}
+        return self._figures.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave; a service that wasn't there begins anew."""
-        self._moments |= {name: Moments.of_state(one) for name, one in state.items() if name in self._services}
+        self._figures.restore(state)
 
 
 class _View:

@@ -17,16 +17,26 @@ class Tally:
     """Outcomes of some samples."""
 
     scores: dict[SampleId, float] = field(default_factory=dict)
-    failed: int = 0
+    failures: list[Failed] = field(default_factory=list)
     abstained: int = 0
+
+    @property
+    def total(self) -> int:
+        """All samples."""
+        return len(self.scores) + len(self.failures) + self.abstained
 
     def add(self, sample: SampleId, outcome: Outcome) -> None:
         """Count one."""
         if isinstance(outcome, Scored):
             self.scores[sample] = outcome.score
+        elif isinstance(outcome, Failed):
+            self.failures.append(outcome)
         else:
-            self.failed += isinstance(outcome, Failed)
             self.abstained += isinstance(outcome, Abstained)
+
+    def outcomes(self) -> list[Outcome]:
+        """All of them, without their parts, the failed ones first."""
+        return [*self.failures, *map(Scored, self.scores.values()), *[Abstained()] * self.abstained]
 
     def in_order(self) -> list[float]:
         """The scores by sample: the same in every run, whatever came back first."""
@@ -34,7 +44,7 @@ class Tally:
 
     def metrics(self, name: str) -> dict[str, float]:
         """name/{mean,std,failed,abstained}; no mean of no scores, rather than a made-up 0 (case H9)."""
-        metrics = {f"{name}/failed": float(self.failed), f"{name}/abstained": float(self.abstained)}
+        metrics = {f"{name}/failed": float(len(self.failures)), f"{name}/abstained": float(self.abstained)}
         if self.scores:
             scores = np.array(self.in_order(), np.float64)
             metrics |= {f"{name}/mean": float(scores.mean()), f"{name}/std": float(scores.std())}
@@ -48,13 +58,18 @@ class Statistics:
     sources: dict[str, Tally] = field(default_factory=dict)
     services: dict[str, Tally] = field(default_factory=dict)
     """Scores as the services gave them: not normalised, clipped or weighted."""
+    pairs: dict[tuple[str, str], Tally] = field(default_factory=dict)
+    """The same by (service, data source)."""
     calls: dict[str, CallStats] = field(default_factory=dict)
 
-    def add_service(self, service: str, outcomes: Mapping[SampleId, Outcome]) -> None:
-        """What one service said."""
-        tally = self.services.setdefault(service, Tally())
-        for sample, outcome in outcomes.items():
-            tally.add(sample, outcome)
+    def add_service(self, service: str, source: str, outcomes: Mapping[SampleId, Outcome]) -> None:
+        """What one service said of samples of one data source."""
+        for tally in (
+            self.services.setdefault(service, Tally()),
+            self.pairs.setdefault((service, source), Tally()),
+        ):
+            for sample, outcome in outcomes.items():
+                tally.add(sample, outcome)
 
     def add_source(self, source: str, outcomes: Mapping[SampleId, Outcome]) -> None:
         """What was made of it."""
@@ -73,6 +88,7 @@ class Statistics:
             metrics |= tally.metrics(f"reward/{source}")
         for service, tally in sorted(self.services.items()):
             metrics |= tally.metrics(f"reward_service/{service}")
+            metrics[f"reward_service/{service}/failed_fraction"] = len(tally.failures) / max(tally.total, 1)
         for service, calls in sorted(self.calls.items()):
             name = f"reward_service/{service}"
             metrics[f"{name}/latency_s"] = calls.seconds / calls.calls if calls.calls else 0.0

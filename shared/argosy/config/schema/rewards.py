@@ -85,6 +85,9 @@ class NamedRewardConfig:
     required: bool = True
     """Where several services score one sample: if this one can't, nor can the sample be judged. false: the others'
     scores count without it."""
+    max_error_rate: float | None = None
+    """Share of its own last argosy.reward.error_window samples that may fail before the run ends; null: no limit of its
+    own. A required one's failures fail samples, which argosy.reward.max_error_rate limits; an optional one's do not."""
     count: int = 1
     """Servers of it that the launcher starts: replicas of each other."""
     remote: bool = False

@@ -51,6 +51,9 @@ def _check_service(config: Config, name: str, service: NamedRewardConfig) -> Ite
     if not math.isfinite(service.weight):
         yield f"{path}.weight: got {service.weight}, wants a finite number"
     yield from _check_clips(path, service)
+    limit = service.max_error_rate
+    if limit is not None and not 0 <= limit <= 1:
+        yield f"{path}.max_error_rate: got {limit:g}, wants a share from 0 to 1, or null for no limit of its own"
     for source in service.data_sources:
         if not source or "*" in source[:-1]:
             yield f"{path}.data_sources: got {source!r}, wants a name, or a prefix that ends with *"

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, cast
 from argosy.api.reward.v1 import reward_service_pb2 as pb
 from argosy.api.reward.v1.reward_service_pb2_grpc import RewardServiceStub
 from argosy.rpc.channel import Caller
-from argosy.rpc.codec.common import read_context_to_pb
+from argosy.rpc.codec.common import read_context_to_pb, sample_id_from_pb
 from argosy.rpc.codec.reward import capabilities_from_pb, item_to_pb, result_from_pb
 from argosy.rpc.options import RpcOptions
 from argosy.rpc.retry import NO_RETRY, RetryPolicy
-from argosy.types.errors import InternalError, InvalidInputError
+from argosy.types.errors import ArgosyError, InternalError, InvalidInputError, MessageTooLargeError
+from argosy.types.failures import failed
 from argosy.types.ids import SampleId
 from argosy.types.records import Failed, RewardCapabilities, ScoreRequest, ScoreResult
 
@@ -44,7 +45,12 @@ class RewardClient:
         self._capabilities: RewardCapabilities | None = None
 
     async def score(self, items: Sequence[ScoreRequest], *, deadline_s: float) -> list[ScoreResult]:
-        """One result per item, in the items' order; an item that the server left out is Failed("bad_return")."""
+        """One result per item, in the items' order; an item that the server left out is Failed("bad_return").
+
+        Items that don't fit into one request go in several, split before the first is sent. Where some requests are
+        answered and others fail, the items of the latter are Failed; raises where all fail, or where several items
+        together are too large for the server and may be sent again in smaller parts.
+        """
         if len({item.sample_id for item in items}) != len(items):
             raise InvalidInputError("a sample is in the batch twice", field="sample_id")
         end = asyncio.get_running_loop().time() + deadline_s
@@ -60,13 +66,27 @@ class RewardClient:
                     policy=NO_RETRY if capabilities.repeat_forbidden else None,
                 )
 
-        tasks = [asyncio.ensure_future(send(batch)) for batch in _batches(items, capabilities)]
+        batches = list(_batches(items, capabilities))
+        tasks = [asyncio.ensure_future(send(batch)) for batch in batches]
         try:
-            responses = await asyncio.gather(*tasks)
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             for task in tasks:
                 task.cancel()
-        return self._matched(items, [result_from_pb(result) for response in responses for result in response.results])
+        results: list[ScoreResult] = []
+        errors: list[BaseException] = []
+        for batch, answer in zip(batches, answers, strict=True):
+            if isinstance(answer, BaseException):
+                splits = isinstance(answer, MessageTooLargeError) and not capabilities.repeat_forbidden
+                if not isinstance(answer, ArgosyError) or (splits and len(batch) > 1):
+                    raise answer
+                errors.append(answer)
+                results += [ScoreResult(sample_id_from_pb(item.sample_id), failed(answer)) for item in batch]
+            else:
+                results += [result_from_pb(result) for result in answer.results]
+        if errors and len(errors) == len(batches):
+            raise errors[0]
+        return self._matched(items, results)
 
     async def capabilities(self) -> RewardCapabilities:
         """Which data sources the server knows; asked anew each time."""

@@ -128,6 +128,7 @@ def test_secrets_of_reward_services_are_never_written(job: Config, tmp_path: Pat
         ({"a": {"clip_min": 1, "clip_max": 1}}, "argosy.reward.services.a.clip_min: got 1 with clip_max=1"),
         ({"a": {"data_sources": ["a*b"]}}, "argosy.reward.services.a.data_sources: got 'a*b'"),
         ({"a": {"weight": 0}}, "argosy.reward.services: every weight is 0"),
+        ({"a": {"max_error_rate": 1.5}}, "argosy.reward.services.a.max_error_rate: got 1.5, wants a share from 0 to 1"),
         ({"a": {"env": {"A=B": "x"}}}, "argosy.reward.services.a.env: 'A=B' is no name"),
     ],
 )
@@ -158,6 +159,26 @@ async def test_sample_attempts() -> None:
         policy, cores = RetryPolicy(first_backoff_s=0.001), {"default": Flaky(failures=2)}
         async with open_router(config, RpcOptions(), policy, cores=cores) as router:
             assert [result.outcome for result in await router.score([item], deadline_s=10)] == [expected]
+
+
+@pytest.mark.parametrize("limit", [None, 0.5])
+async def test_a_services_own_max_error_rate(limit: float | None) -> None:
+    """argosy.reward.services.NAME.max_error_rate: of an optional service, whose failures fail no sample."""
+    services = {"right": {}, "tone": {"required": False, "max_error_rate": limit}}
+    config = load([]).with_values({"argosy.reward.services": services, "argosy.reward.error_window": 2})
+    cores = {"right": Flaky(failures=0), "tone": Flaky(failures=99)}
+    items = [ScoreRequest(SampleId(0, 0, k), "toy", "", "", None) for k in range(2)]
+    async with open_router(config, RpcOptions(), RetryPolicy(first_backoff_s=0.001), cores=cores) as router:
+        assert [result.outcome for result in await router.score(items, deadline_s=10)] == [
+            Scored(1.0, {"right/score": 1.0})
+        ] * 2
+        if limit is None:
+            assert router.commit()["reward_service/tone/failed_fraction"] == 1.0
+        else:
+            with pytest.raises(
+                RewardsUnusableError, match=r"'tone': 2 of its last 2 samples .*tone\.max_error_rate=0\.5"
+            ):
+                router.commit()
 
 
 def make_each_fourth_rare(path: Path) -> None:

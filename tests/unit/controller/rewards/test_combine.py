@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import pytest
 
@@ -17,9 +18,13 @@ def group(*outcomes: Outcome) -> dict[SampleId, Outcome]:
 
 
 def both(
-    a: tuple[Outcome, ...], b: tuple[Outcome, ...], *, terms: tuple[Term, ...] = (Term("a"), Term("b", 0.5))
+    a: tuple[Outcome, ...],
+    b: tuple[Outcome, ...],
+    *,
+    terms: tuple[Term, ...] = (Term("a"), Term("b", 0.5)),
+    usual: Mapping[str, float] | None = None,
 ) -> list[Outcome]:
-    return list(combine(terms, {"a": group(*a), "b": group(*b)}, NOTHING).values())
+    return list(combine(terms, {"a": group(*a), "b": group(*b)}, NOTHING, usual or {}).values())
 
 
 def test_a_weighted_sum_with_prefixed_parts() -> None:
@@ -35,12 +40,12 @@ def test_a_weighted_sum_with_prefixed_parts() -> None:
 
 def test_one_plain_service_changes_nothing() -> None:
     given = group(Scored(0.0, {"x": 1.0}, (0.0, 0.5)), Failed("timeout", "slow"), Abstained("no"))
-    assert combine([Term("a")], {"a": given}, NOTHING) == given
+    assert combine([Term("a")], {"a": given}, NOTHING, {}) == given
 
 
 def test_one_service_is_weighted_and_its_parts_keep_their_names() -> None:
     given = {"a": group(Scored(2.0, {"x": 1.0}, (1.0, 3.0)), Failed("timeout", "slow"), Abstained("no"))}
-    found = list(combine([Term("a", weight=0.5)], given, NOTHING).values())
+    found = list(combine([Term("a", weight=0.5)], given, NOTHING, {}).values())
     assert found == [Scored(1.0, {"x": 1.0}, (0.5, 1.5)), Failed("timeout", "slow"), Abstained("no")]
 
 
@@ -67,6 +72,18 @@ def test_g11_a_missing_optional_member_moves_its_sample_neither_up_nor_down(miss
     assert parts[0]["b/score"] == 0.2
     nobody = both(a, (missing,) * 3, terms=terms)
     assert [outcome.score for outcome in nobody if isinstance(outcome, Scored)] == [1.0] * 3
+    usual = both(a, (missing,) * 3, terms=terms, usual={"b": 0.4})
+    assert [outcome.score for outcome in usual if isinstance(outcome, Scored)] == [1.2] * 3, "nor its whole prompt"
+
+
+def test_g11_what_a_missing_optional_member_usually_gives_is_normalised_and_clipped_as_its_scores_are() -> None:
+    moments = {"a": Moments(), "b": Moments().with_scores([10.0, 20.0])}
+    missing = {"a": group(Scored(1.0)), "b": group(Failed("timeout", "slow"))}
+    for clip_max, expected in ((None, 1.0 + 0.5 * 3.0), (2.0, 1.0 + 0.5 * 2.0)):
+        terms = [Term("a"), Term("b", 0.5, required=False, normalize=True, clip_max=clip_max)]
+        [outcome] = combine(terms, missing, moments, {"b": 30.0}).values()
+        assert isinstance(outcome, Scored)
+        assert outcome.score == expected, "30 is three spreads of 5 above the mean of 15"
 
 
 def test_where_all_are_optional_one_is_enough_and_none_is_no_zero() -> None:
@@ -90,7 +107,8 @@ def test_f11_zero_is_a_score_a_weight_and_a_bound() -> None:
 def test_scores_are_normalised_by_what_was_before_and_then_clipped() -> None:
     moments = {"a": Moments().with_scores([10.0, 20.0]), "b": Moments()}
     terms = [Term("a", 2.0, normalize=True, clip_max=1.5), Term("b", normalize=True)]
-    found = combine(terms, {"a": group(Scored(15.0), Scored(30.0)), "b": group(Scored(0.25), Scored(0.0))}, moments)
+    given = {"a": group(Scored(15.0), Scored(30.0)), "b": group(Scored(0.25), Scored(0.0))}
+    found = combine(terms, given, moments, {})
     scores = [outcome.score for outcome in found.values() if isinstance(outcome, Scored)]
     assert scores == [2 * 0.0 + 0.25, 2 * 1.5 + 0.0], (
         "the first has mean 15 and spread 5; of the second nothing is known"

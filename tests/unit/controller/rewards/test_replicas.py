@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -96,14 +97,20 @@ async def test_g11_a_failed_sample_is_tried_elsewhere_then_given_up() -> None:
     boom = Failed("exception", "boom")
     bad, good = Server(*[boom] * 9), Server()
     assert await outcomes(replicas(bad, good)) == [Scored(1.0)] * 3
-    assert [len(server.calls) for server in (bad, good)] == [1, 1]
+    assert [[len(call) for call in server.calls] for server in (bad, good)] == [[3], [1, 1, 1]], "each alone"
     assert await outcomes(replicas(Server(*[boom] * 9))) == [boom] * 3
     alone = Server(boom)
     assert await outcomes(replicas(alone, sample_attempts=1)) == [boom] * 3
     assert len(alone.calls) == 1
 
 
-@pytest.mark.parametrize("reason", ["unknown_data_source", "bad_ground_truth", "too_large"])
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "unknown_data_source", "bad_ground_truth", "bad_options", "bad_request", "too_large", "masked",
+        "language_unavailable", "sandbox_unavailable", "not_installed",
+    ],
+)  # fmt: skip
 async def test_what_a_repeat_cannot_mend_is_not_repeated(reason: str) -> None:
     server = Server(Failed(reason, ""))
     assert await outcomes(replicas(server)) == [Failed(reason, "")] * 3
@@ -134,7 +141,84 @@ async def test_g11_one_sample_that_breaks_the_server_costs_only_itself() -> None
     assert await outcomes(replicas(Brittle())) == [Scored(1.0), Failed("service_error", "KeyError: 1"), Scored(1.0)]
 
 
-@pytest.mark.parametrize("first", [UnavailableError("gone"), Failed("exception", "boom"), OverloadedError("full")])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Failed("exception", "boom"), Failed("timeout", "slow"), Failed("crashed", "signal 9"), Failed("refused", "400"),
+        InvalidInputError("no such field"),
+    ],
+)  # fmt: skip
+async def test_g11_one_sample_that_breaks_a_whole_batch_costs_only_itself(fault: Failed | InvalidInputError) -> None:
+    """A function that takes a batch says the same of all its samples when one of them breaks it."""
+
+    class Together(Server):
+        async def score(self, items: Sequence[ScoreRequest], *, deadline_s: float) -> list[ScoreResult]:
+            self.calls.append(list(items))
+            if all(item.response_text != "1" for item in items):
+                return [ScoreResult(item.sample_id, Scored(1.0)) for item in items]
+            if isinstance(fault, ArgosyError):
+                raise fault
+            return [ScoreResult(item.sample_id, fault) for item in items]
+
+    server = Together()
+    expected = Failed("refused", fault.message) if isinstance(fault, ArgosyError) else fault
+    assert await outcomes(replicas(server)) == [Scored(1.0), expected, Scored(1.0)]
+    assert [len(call) for call in server.calls] == [3, 1, 1, 1]
+
+
+async def test_g11_a_scorer_of_this_process_with_a_defect_is_failed() -> None:
+    class Broken(Server):
+        async def score(self, items: Sequence[ScoreRequest], *, deadline_s: float) -> list[ScoreResult]:
+            raise KeyError("gold")
+
+    assert await outcomes(replicas(Broken()), 2) == [Failed("service_error", "KeyError: 'gold'")] * 2
+
+
+@pytest.mark.parametrize(
+    "other", [{"repeat_forbidden": True}, {"version": "2"}, {"needs_messages": True}, {"needs_token_ids": True}]
+)
+async def test_a_server_that_is_no_replica_gets_no_sample(
+    other: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    own: dict[str, Any] = {"version": "1", "max_batch_size": 1}
+    first, second, third = Server(**own), Server(**{**own, **other}), Server(**own)
+    for server in (first, second, third):
+        server.delay_s = 0.005
+    made = replicas(first)
+    await outcomes(made)
+    made.add("numbers-8", second)
+    made.add("numbers-9", third)
+    for _ in range(4):
+        assert await outcomes(made) == [Scored(1.0)] * 3
+    assert not second.calls
+    assert third.calls
+    assert made.keys == ("numbers-0", "numbers-9")
+    assert "numbers-8" in caplog.text
+    made.remove("numbers-0")
+    made.remove("numbers-9")
+    made.add("numbers-8", second)
+    [found] = await outcomes(made, 1)
+    assert "has no server (numbers-8 " in str(found)
+
+
+async def test_a_server_that_went_away_is_asked_again_what_it_is() -> None:
+    server = Server(UnavailableError("gone"), version="1")
+    made = replicas(server, Server(version="1"))
+    await outcomes(made)
+    server.known = RewardCapabilities(("*",), version="2")
+    made.remove("numbers-1")
+    [found] = await outcomes(made, 1)
+    assert "numbers-0 has another version (2) than" in str(found)
+    assert len(server.calls) == 1
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        UnavailableError("gone"), Failed("exception", "boom"), OverloadedError("full"),
+        MessageTooLargeError("5 MB, the limit is 4 MB"), InternalError("KeyError: x"), InvalidInputError("no"),
+    ],
+)  # fmt: skip
 async def test_nothing_is_sent_twice_where_repeating_is_forbidden(first: Outcome | ArgosyError) -> None:
     servers = [Server(first, repeat_forbidden=True), Server(repeat_forbidden=True)]
     found = await outcomes(replicas(*servers))
