@@ -247,6 +247,7 @@ async def test_a_worker_that_cannot_be_ended_keeps_nobody_waiting(
     make_scorers: MakeScorers, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scorers = make_scorers()
+    [left] = scorers.worker_pids
 
     def broken(*args: object) -> None:
         raise OSError("not now")
@@ -258,6 +259,8 @@ async def test_a_worker_that_cannot_be_ended_keeps_nobody_waiting(
             await asyncio.wait_for(scorers.score([make_request(0, "#### 5")], deadline_s=300), timeout=30)
     [result] = await asyncio.wait_for(scorers.score([make_request(1, "#### 5")], deadline_s=300), timeout=60)
     assert isinstance(result.outcome, Scored)
+    os.kill(left, signal.SIGKILL)
+    os.waitpid(left, 0)
 
 
 async def test_killing_does_not_wait_for_ever(
@@ -274,6 +277,7 @@ async def test_killing_does_not_wait_for_ever(
         patch.setattr(subprocess.Popen, "wait", stuck)
         scorers.shutdown()
     assert f"worker process {pid} is still there" in caplog.text
+    os.waitpid(pid, 0)
 
 
 @pytest.mark.timeout(30)

@@ -214,8 +214,7 @@ def _judge_formulas(gold: str, stated: str) -> Verdict:
     if _INFINITE.fullmatch(plain_gold):
         return Verdict(squeezed(stated).lstrip("+") == squeezed(gold).lstrip("+"), "notation")
     if _SPELLED_ONLY.search(plain_gold) or _SPELLED_ONLY.search(plain_stated):
-        same = _bare_indices(plain_gold) == _bare_indices(plain_stated)
-        return Verdict(same, "notation")
+        return Verdict(_bare_indices(plain_gold) == _bare_indices(plain_stated), "notation")
     same = _compare_by_value(plain_gold, plain_stated)
     if same is not None:
         return Verdict(same, "value")

@@ -49,9 +49,9 @@ NOT_FOR_ANSWERS: Mapping[str, str] = {
 }
 """Dataset → what its scorer does that it may not."""
 
-_ARITHMETIC = re.compile(r"[\d\s+*/().-]{1,200}")
+_ARITHMETIC = re.compile(r"[\d\s+*/().-]{1,200}", re.ASCII)
 _LONG_LITERAL = re.compile(r"\d{12}")
-_COMPLEX = re.compile(r"[\d\s+.()ij*-]{1,100}", re.IGNORECASE)
+_COMPLEX = re.compile(r"[\d\s+.()ij*-]{1,100}", re.ASCII | re.IGNORECASE)
 _MOST_DEPTH = 20
 _MOST_LITERAL = 10_000
 
