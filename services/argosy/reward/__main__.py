@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     import grpc
 
     from argosy.config import Config
-    from argosy.reward.core import RewardScorers
+    from argosy.reward.build import RewardCore
     from argosy.roles.reward import Reward
     from argosy.rpc.gate import Gate
 
 
-def build(config: Config) -> RewardScorers:
+def build(config: Config) -> RewardCore:
     """The core; imported here, after the thread counts are set and only when it is really to run."""
     from argosy.reward.build import build_core
 

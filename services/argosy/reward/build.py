@@ -41,7 +41,7 @@ def build_core(cfg: Config) -> RewardCore:
     except ImportError as error:
         raise ConfigError(
             f"argosy.reward.kind={cfg.reward_kind} can't be loaded here ({error}); install what it needs, such "
-            "as argosy-rl[reward]"
+            "as argosy[reward]"
         ) from error
     core: RewardCore = builder(cfg)
     return core

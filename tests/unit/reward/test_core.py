@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from argosy.config import Config
-from argosy.config.schema.argosy import ArgosyConfig, RewardServiceConfig
+from argosy.config.schema.argosy import ArgosyConfig
 from argosy.config.schema.reward import CustomRewardConfig
+from argosy.config.schema.rewards import RewardServiceConfig
 from argosy.reward.build import build_core, reward_options
 from argosy.reward.core import RewardScorers
 from argosy.reward.pool import PoolOptions

@@ -121,7 +121,7 @@ async def test_a_delta_without_anything_held_or_with_a_damaged_record_is_refused
         Staging(after.manifest).write(chunks[0])
     staging = Staging(after.manifest, reuse=held)
     with pytest.raises(CorruptDataError, match="announced"):
-        staging.write(dataclasses.replace(chunks[0], data=chunks[0].data[:-1] + b"x"))
+        staging.write(dataclasses.replace(chunks[0], data=bytes(chunks[0].data[:-1]) + b"x"))
     outside = WeightChunk("layer.scale", 0, chunks[0].data, chunks[0].checksum, chunks[0].delta_size_bytes)
     with pytest.raises(CorruptDataError, match="do not lie within"):
         staging.write(outside)
