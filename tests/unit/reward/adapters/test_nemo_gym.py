@@ -92,7 +92,9 @@ async def test_g11_who_gets_no_turn_within_its_deadline_is_failed(gym: GymServer
     async with core(gym, seed_session=True) as made:
         made._slots = asyncio.Semaphore(0)
         item = ScoreRequest(SampleId(0, 0, 0), "toy", "6 × 7?", "42", "42")
+        started = time.monotonic()
         [found] = await made.score([item], deadline_s=0.05)
+        assert time.monotonic() - started < 2
     assert isinstance(found.outcome, Failed)
     assert found.outcome.reason == "timeout"
 
