@@ -38,7 +38,7 @@ def verify(solution: str, truth: Any, extra: dict[str, Any]) -> Outcome:
     return verifier.verify(solution, truth, extra)
 
 
-@pytest.mark.parametrize("name", ["chain_sum", "word_ladder", "countdown", "sudoku", "maze", "game_of_life"])
+@pytest.mark.parametrize("name", ["chain_sum", "word_ladder", "countdown", "sudoku", "maze", "game_of_life", "rearc"])
 def test_the_gold_answer_is_right_by_the_datasets_own_scorer(name: str) -> None:
     truth, extra = row(name)
     found = verify(f"<think>hm</think><answer>{truth}</answer>", truth, extra)

@@ -105,6 +105,14 @@ GUARDS: Mapping[str, tuple[_Guard, str]] = {
 """Dataset → which texts its scorer may see, and what it sees instead of any other: a text that it can't read."""
 
 
+def as_made(name: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata as the dataset made them: JSON has no tuples, and ARC's scorers compare with tuples."""
+    output = metadata.get("output")
+    if name in ("arc_agi", "rearc") and isinstance(output, list):
+        return {**metadata, "output": tuple(tuple(row) for row in output)}
+    return dict(metadata)
+
+
 def refusal(name: str, version: str) -> str:
     """Why the scorer of a dataset may not be used with the library's version; empty if it may."""
     if version not in READ_VERSIONS:

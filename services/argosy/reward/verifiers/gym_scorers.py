@@ -19,7 +19,7 @@ from typing import Any
 from argosy.reward.verifiers import algebra
 from argosy.reward.verifiers.base import bad_ground_truth, judged
 from argosy.reward.verifiers.exact import find_text_answer
-from argosy.reward.verifiers.gym_answers import refusal, shown
+from argosy.reward.verifiers.gym_answers import as_made, refusal, shown
 from argosy.reward.verifiers.isolation import OverrunError
 from argosy.types.records import Failed, Outcome, Scored
 
@@ -40,7 +40,7 @@ def verify(solution: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> O
         entry = {
             "question": extra_info.get("question", ""),
             "answer": ground_truth,
-            "metadata": dict(json.loads(metadata) if isinstance(metadata, str) else metadata),
+            "metadata": as_made(name, dict(json.loads(metadata) if isinstance(metadata, str) else metadata)),
         }
     except (ValueError, TypeError) as error:
         return bad_ground_truth(ground_truth, f"has metadata that is no JSON object ({error})")
