@@ -17,7 +17,7 @@ import pytest
 from argosy.reward.sandbox.options import SandboxOptions
 from argosy.reward.verifiers.code import CodeVerifier
 from argosy.types.records import Failed, Scored
-from support.hostile import MARK, programs
+from support.hostile import MARK, REASONS, programs, without_order
 
 pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("chaos")]
 
@@ -37,6 +37,11 @@ WHERE_MARKS_WOULD_BE = (
     "/run",
     "/work",
 )
+LONGEST_S = 60.0
+"""On the clock, of a program that may use 2 s: what is counted is less the waiting on a busy machine."""
+
+
+SORTING = {source for _, source in without_order()}
 
 
 def verifier() -> CodeVerifier:
@@ -51,6 +56,10 @@ def fenced(code: str) -> str:
 
 def hidden(source: str) -> dict[str, object]:
     """Tests with an answer that nobody can guess."""
+    if source in SORTING:
+        numbers = random.sample(range(10**6), 40)
+        assert numbers != sorted(numbers)
+        return {"fn_name": "solve", "inputs": [[numbers]], "outputs": [sorted(numbers)]}
     answer = f"hidden {secrets.token_hex(16)}"
     if "def solve" in source:
         return {"fn_name": "solve", "inputs": [[1], [2]], "outputs": [[answer], [answer]]}
@@ -108,7 +117,7 @@ def nothing_left() -> Iterator[None]:
 @pytest.mark.timeout(170)
 def test_g5_g6_hostile_programs(nothing_left: None) -> None:
     """None gets a reward, none changes another's verdict, none leaves a process, a file, a mount or a port."""
-    hostile = programs()
+    hostile = programs() + without_order()
     assert len(hostile) >= 200
     ports_of_programs = {f"{port:04X}" for port in (8080, 50051)} - {name.split(":")[1] for name in listening()}
     stop, complaints, ran = threading.Event(), [], Counter[str]()
@@ -129,10 +138,17 @@ def test_g5_g6_hostile_programs(nothing_left: None) -> None:
         own = verifier()
         try:
             for index, (name, source) in enumerate(share):
+                start = time.monotonic()
                 outcome = own.verify(fenced(source), hidden(source), {})
-                if isinstance(outcome, Failed) or not isinstance(outcome, Scored) or outcome.score != 0:
+                if time.monotonic() - start > LONGEST_S:
+                    complaints.append(f"{name}: took {time.monotonic() - start:.0f} s")
+                if not isinstance(outcome, Scored) or outcome.score != 0:
                     complaints.append(f"{name}: {outcome}")
-                ran[str(getattr(outcome, "parts", {}).get("reason"))] += 1
+                    continue
+                reason = str(outcome.parts["reason"])
+                if not all(reason in allowed for begin, allowed in REASONS.items() if name.startswith(begin)):
+                    complaints.append(f"{name}: {reason}, {outcome.parts.get('note')}")
+                ran[reason] += 1
                 if index % 5 == 0:
                     honest(own)
                     ran["honest"] += 3

@@ -89,7 +89,8 @@ def test_input_and_output_by_name(run: Run, language: str) -> None:
 
 @pytest.mark.parametrize("language", CHILDREN, indirect=True)
 def test_programs_of_children(run: Run, language: str) -> None:
-    options = {"languages": ALL, "sample_timeout_s": 20.0, "test_timeout_s": 20.0}
+    """Without the signal Node waits for ever, and bash for seconds."""
+    options = {"languages": ALL, "sample_timeout_s": 2.0, "test_timeout_s": 2.0}
     tests = {"inputs": ["7"], "outputs": ["7"], "language": language}
     assert run(fenced(language, CHILDREN[language]), tests, **options).score == 1.0
 

@@ -13,7 +13,7 @@ Run = Callable[..., Scored]
 CHURN = """
 import os, signal, time
 {ignore}
-end = time.time() + 12
+end = time.time() + 20
 while time.time() < end:
     try:
         if os.fork() == 0:
@@ -53,12 +53,12 @@ def test_g5_short_lived_children_take_the_time_of_all(run: Run, language: str) -
     tests = {"inputs": [""], "outputs": ["3"], "language": language}
     start = time.monotonic()
     outcome = run(
-        f"```{language}\n{code}\n```", tests, languages=("python", "bash"), test_timeout_s=0.5, sample_timeout_s=0.5
+        f"```{language}\n{code}\n```", tests, languages=("python", "bash"), test_timeout_s=1.0, sample_timeout_s=1.0
     )
     assert (outcome.score, outcome.parts["reason"]) == (0.0, "timeout")
     if language == "python":
         return  # by processor time, however long that takes on a busy machine
-    assert time.monotonic() - start < 5, "0.5 s were allowed"
+    assert time.monotonic() - start < 4, "1 s was allowed"
 
 
 def test_g6_memory_that_children_share_counts_once(run: Run) -> None:

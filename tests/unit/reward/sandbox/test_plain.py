@@ -40,7 +40,7 @@ class Point(NamedTuple):
 
 class Named(collections.namedtuple("Named", "x y")):
     def norm(self) -> int:
-        return abs(self.x)
+        return abs(int(self.x))
 
 
 @pytest.mark.parametrize(
