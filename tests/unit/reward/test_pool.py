@@ -260,7 +260,7 @@ async def test_a_worker_that_cannot_be_ended_keeps_nobody_waiting(
     [result] = await asyncio.wait_for(scorers.score([make_request(1, "#### 5")], deadline_s=300), timeout=60)
     assert isinstance(result.outcome, Scored)
     os.kill(left, signal.SIGKILL)
-    os.waitpid(left, 0)
+    await asyncio.to_thread(os.waitpid, left, 0)
 
 
 async def test_killing_does_not_wait_for_ever(
@@ -277,7 +277,7 @@ async def test_killing_does_not_wait_for_ever(
         patch.setattr(subprocess.Popen, "wait", stuck)
         scorers.shutdown()
     assert f"worker process {pid} is still there" in caplog.text
-    os.waitpid(pid, 0)
+    await asyncio.to_thread(os.waitpid, pid, 0)
 
 
 @pytest.mark.timeout(30)
