@@ -20,6 +20,8 @@ _FILES = {
     "etc/hosts": "127.0.0.1 localhost\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
+_OWN = "/tmp"
+"""Each cell has its own, so that nothing of the host can be seen there."""
 _BASES = ("/mnt", "/media", "/srv", "/opt", "/tmp")
 
 
@@ -35,6 +37,11 @@ def is_visible(path: str, paths: Sequence[str]) -> bool:
     return any(_below(real, other) for other in map(os.path.realpath, paths))
 
 
+def inside(path: str) -> str:
+    """Where a visible path of the host is in the tree: what lies below /tmp, an environment say, is below /host/tmp."""
+    return f"/host{path}" if _below(path, _OWN) else path
+
+
 def enter(paths: Sequence[str]) -> None:
     """Make the tree the root of this mount namespace. Raises OSError that names the step.
 
@@ -44,10 +51,11 @@ def enter(paths: Sequence[str]) -> None:
     base = next(base for base in _BASES if os.path.isdir(base) and not any(_below(path, base) for path in paths))
     kernel.mount("tmpfs", base, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=0755")
     for path in paths:
-        _bind(path, base, kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV)
+        attributes = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV
+        _bind(path, base + inside(path), attributes)
     for name in _DEVICES:
         if os.path.exists(f"/dev/{name}"):
-            _bind(f"/dev/{name}", base, kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NOEXEC)
+            _bind(f"/dev/{name}", f"{base}/dev/{name}", kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NOEXEC)
     for name, target in {**_LINKS, "shm": "/tmp"}.items():
         os.symlink(target, f"{base}/dev/{name}")
     for name, text in _FILES.items():
@@ -62,8 +70,7 @@ def enter(paths: Sequence[str]) -> None:
     kernel.mount("none", "/", None, flags)
 
 
-def _bind(path: str, base: str, attributes: int) -> None:
-    target = base + path
+def _bind(path: str, target: str, attributes: int) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
     if os.path.islink(path):
         os.symlink(os.readlink(path), target)

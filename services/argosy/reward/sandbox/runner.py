@@ -165,7 +165,8 @@ class Sandbox:
                 "calls": program.function is not None,
                 "function": program.function,
                 "argv": [part.replace("{folder}", folder) for part in program.argv],
-                "packages": self.packages,
+                # In the tree, or without one as they are: what isn't there is passed over.
+                "packages": list(dict.fromkeys((*map(rootfs.inside, self.packages), *self.packages))),
                 "environment": dict(ENVIRONMENT) | {"HOME": folder, "TMPDIR": folder},
                 "output_file": program.output_file,
                 "output_bytes": options.output_bytes,

@@ -52,6 +52,21 @@ print(os.getsid(0) == os.getpid(), len(os.environ), os.path.exists("/dev/shm"))
     assert run(code, {"inputs": [""], "outputs": [expected]}).score == 1.0
 
 
+def test_packages_below_tmp_can_be_imported_and_tmp_is_empty_all_the_same(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where a clone with its environment lies below /tmp."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "fortytwo.py").write_text("VALUE = 42")
+    monkeypatch.setattr("argosy.reward.sandbox.runner._site_packages", lambda: [str(tmp_path)])
+    code = """
+import fortytwo, os
+print(fortytwo.VALUE, os.listdir("/tmp"), os.access(fortytwo.__file__, os.W_OK))
+"""
+    assert str(tmp_path).startswith("/tmp/")
+    assert run(code, {"inputs": [""], "outputs": ["42 [] False"]}).score == 1.0
+
+
 @pytest.mark.parametrize(
     "path",
     [

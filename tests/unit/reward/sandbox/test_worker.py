@@ -19,7 +19,7 @@ from argosy.types.records import Failed, Scored, ScoreRequest
 
 SOURCES = ("codecontests", "apps", "codeforces", "taco", "livecodebench", "argosy/code")
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
-STAYS = "import os, time\nos.setsid()\nos.fork()\ntime.sleep(300)"
+STAYS = "import os, time\nif os.fork() == 0:\n    os.setsid()\ntime.sleep(300)"
 
 
 def sample(k: int, code: str, source: str = "apps") -> ScoreRequest:
