@@ -55,7 +55,7 @@ install-engines: $(ENGINES)/.stamp  ## make .venvs/engines with vLLM and SGLang 
 LANGUAGE_PACKAGES := g++ make pkg-config libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc \
     golang-go golang-google-grpc-dev golang-google-genproto-dev golang-github-golang-protobuf-1-5-dev \
     protoc-gen-go-1-5 protoc-gen-go-grpc
-APT := $(if $(filter 0,$(shell id -u)),,sudo )env DEBIAN_FRONTEND=noninteractive apt-get
+APT := $(if $(filter 0,$(shell id -u)),,sudo -n )env DEBIAN_FRONTEND=noninteractive timeout 600 apt-get -o DPkg::Lock::Timeout=60
 
 NODE_MODULES := examples/rewards/node/node_modules/.package-lock.json
 
@@ -65,7 +65,7 @@ install-languages: $(NODE_MODULES)  ## what the reward servers of examples/rewar
 	$(MAKE) -C examples/rewards/cpp
 
 $(NODE_MODULES): examples/rewards/node/package-lock.json | language-packages
-	cd examples/rewards/node && npm ci --no-audit --no-fund
+	cd examples/rewards/node && timeout 300 npm ci --no-audit --no-fund
 	@touch $@
 
 language-packages:
