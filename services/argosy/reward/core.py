@@ -17,7 +17,7 @@ from argosy.reward.pool import PoolOptions, WorkerPool
 from argosy.reward.sandbox.options import SandboxOptions
 from argosy.reward.verifiers import find_verifier, known_sources
 from argosy.reward.verifiers.defaults import check_scorer_kwargs, with_defaults
-from argosy.types.errors import InvalidInputError
+from argosy.reward.waiting import checked
 from argosy.types.ids import SampleId
 from argosy.types.records import Abstained, Failed, Outcome, RewardCapabilities, Scored, ScoreRequest, ScoreResult
 
@@ -96,9 +96,7 @@ class RewardScorers:
         A sample that isn't judged within `deadline_s` (seconds) is Failed("timeout"). Raises InvalidInputError for a
         repeated id, OverloadedError if the queue has no room for the whole batch.
         """
-        repeated = [sample_id for sample_id, count in Counter(item.sample_id for item in items).items() if count > 1]
-        if repeated:
-            raise InvalidInputError(f"sample {repeated[0]} is twice in one batch")
+        checked(items)
         outcomes: dict[SampleId, Outcome] = {
             item.sample_id: _unknown(item.data_source) for item in items if not self.knows(item.data_source)
         }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from argosy.config.named import choose, placed, typed_sections
 from argosy.config.schema.services import DEFAULT_POOL, PoolConfig
 from argosy.types.errors import ConfigError
 
@@ -26,6 +26,8 @@ RUN_WIDE = frozenset(
 )  # fmt: skip
 """Keys that the controller reads: they travel in requests, so that a pool's own value would change nothing."""
 
+_WHY = "how tokens are drawn and judged is the same for all pools"
+
 _OWN_KEYS = {
     "engine": f"{ROLLOUT}.name",
     "dtype": f"{SERVICE}.dtype",
@@ -38,35 +40,20 @@ _OWN_KEYS = {
 
 def pools_of(config: Config) -> dict[str, PoolConfig]:
     """The pools of a run by name, in the order given; one of one server where none is named. Raises ConfigError."""
-    from argosy.config.convert import build_section
-
     if not config.argosy.pools:
         return {DEFAULT_POOL: PoolConfig()}
-    problems: list[str] = []
-    pools: dict[str, PoolConfig] = {}
-    for name, values in config.argosy.pools.items():
-        path = f"argosy.pools.{name}"
-        if not isinstance(values, Mapping):
-            problems.append(f"{path}: wants keys of a pool, such as {{count: 2}}, got {values!r}")
-            continue
-        try:
-            pools[name] = build_section(PoolConfig, values, f"{path}.")
-        except ConfigError as error:
-            problems.append(error.message)
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return pools
+    return typed_sections(PoolConfig, config.argosy.pools, "argosy.pools", "wants keys of a pool, such as {count: 2}")
 
 
 def choose_pool(config: Config, name: str | None) -> str:
     """The pool that a server belongs to. Raises ConfigError on one that isn't there, or if it must be named."""
-    pools = pools_of(config)
-    if name is None and len(pools) == 1:
-        return next(iter(pools))
-    if name not in pools:
-        got = "which of them is this server in?" if name is None else f"no pool {name!r} in argosy.pools."
-        raise ConfigError(f"--pool: {got} The configuration has: {', '.join(pools)}")
-    return name
+    return choose(
+        pools_of(config),
+        name,
+        option="--pool",
+        which="which of them is this server in?",
+        absent=f"no pool {name!r} in argosy.pools.",
+    )
 
 
 def config_of_pool(config: Config, name: str) -> Config:
@@ -78,21 +65,10 @@ def config_of_pool(config: Config, name: str) -> Config:
     problems: list[str] = []
     for section, prefix, given in (("rollout", ROLLOUT, pool.rollout), ("service", SERVICE, pool.service)):
         for key, value in given.items():
-            values |= _placed(f"argosy.pools.{name}.{section}.{key}", f"{prefix}.{key}", value, problems)
+            path = f"argosy.pools.{name}.{section}.{key}"
+            values |= placed(path, f"{prefix}.{key}", value, RUN_WIDE, _WHY, problems)
     if problems:
         raise ConfigError("\n".join(problems))
     values["argosy.services.rollout.env"] = {**config.argosy.services.rollout.env, **pool.env}
     values["argosy.pools"] = {}
     return config.with_values(values)
-
-
-def _placed(path: str, key: str, value: Any, problems: list[str]) -> dict[str, Any]:
-    """Full key → value for one override, in any spelling that is honoured."""
-    from argosy.config.lookup import targets_of
-
-    targets = targets_of(key)
-    if not targets:
-        problems.append(f"{path}: {key} is no key that has an effect here")
-    elif RUN_WIDE.intersection(targets):
-        problems.append(f"{path}: how tokens are drawn and judged is the same for all pools; set {targets[0]}")
-    return dict.fromkeys(targets, value)

@@ -12,8 +12,8 @@ from argosy.config import Config
 from argosy.config.schema.reward_adapters import RewardServerConfig
 from argosy.reward.custom import outcome_of
 from argosy.reward.models.endpoint import Endpoint, EndpointError, EndpointOptions
-from argosy.reward.models.outcomes import checked
-from argosy.types.errors import ConfigError, OverloadedError
+from argosy.reward.waiting import WaitingRoom
+from argosy.types.errors import ConfigError
 from argosy.types.records import Abstained, Failed, Outcome, RewardCapabilities, ScoreRequest, ScoreResult
 
 MAX_WAITING = 65536
@@ -60,23 +60,15 @@ class AdapterCore(ABC):
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
-        self._unfinished = 0
+        self._room = WaitingRoom(MAX_WAITING)
 
     async def score(self, items: Sequence[ScoreRequest], *, deadline_s: float) -> list[ScoreResult]:
         """One outcome per item, in order. What the server does wrong is an outcome, never an exception.
 
         Raises InvalidInputError for a repeated id, OverloadedError when too many samples wait.
         """
-        checked(items)
-        if self._unfinished + len(items) > MAX_WAITING:
-            raise OverloadedError(
-                f"{self._unfinished} samples wait to be judged; there is no room for {len(items)} more"
-            )
-        self._unfinished += len(items)
-        try:
+        with self._room.holding(items):
             outcomes = await self.judge(items, deadline_s)
-        finally:
-            self._unfinished -= len(items)
         return [ScoreResult(item.sample_id, outcome) for item, outcome in zip(items, outcomes, strict=True)]
 
     async def judge(self, items: Sequence[ScoreRequest], deadline_s: float) -> list[Outcome]:

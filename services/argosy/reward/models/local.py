@@ -12,8 +12,9 @@ from typing import Protocol
 from argosy.modeling.compute_thread import ComputeThread
 from argosy.reward.models.batching import BatchLimits
 from argosy.reward.models.dialogue import Dialogue, DialogueWriter, UnreadableSampleError
-from argosy.reward.models.outcomes import checked, with_parts
+from argosy.reward.models.outcomes import with_parts
 from argosy.reward.models.scores import ScoreRule
+from argosy.reward.waiting import checked
 from argosy.types.errors import AbortedError, DeadlineError, InvalidInputError
 from argosy.types.ids import SampleId
 from argosy.types.records import Failed, Outcome, RewardCapabilities, ScoreRequest, ScoreResult

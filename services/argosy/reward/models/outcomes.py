@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from argosy.types.errors import InvalidInputError
-from argosy.types.records import Outcome, Scored, ScoreRequest
-
-
-def checked(items: Sequence[ScoreRequest]) -> None:
-    """Raises InvalidInputError if a sample is in the batch twice."""
-    for sample, count in Counter(item.sample_id for item in items).items():
-        if count > 1:
-            raise InvalidInputError(f"sample {sample} is twice in one batch", field="sample_id")
+from argosy.types.records import Outcome, Scored
 
 
 def with_parts(outcome: Outcome, parts: Mapping[str, float | str | bool]) -> Outcome:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from argosy.reward.models.costs import Usage
 from argosy.reward.models.dialogue import DialogueWriter, UnreadableSampleError
 from argosy.reward.models.endpoint import Endpoint, EndpointError
-from argosy.reward.models.outcomes import checked, with_parts
+from argosy.reward.models.outcomes import with_parts
 from argosy.reward.models.scores import ScoreRule
 from argosy.reward.models.shapes import ShapeError, path_of, payload_of, read_values
-from argosy.types.errors import OverloadedError
+from argosy.reward.waiting import WaitingRoom
 from argosy.types.records import Failed, Outcome, RewardCapabilities, ScoreRequest, ScoreResult
 
 _LOG = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class RemoteScorer:
         self._writer = writer
         self._rule = rule or ScoreRule()
         self._writing = asyncio.Lock()  # a fast tokenizer may not be used by two threads at once
-        self._unfinished = 0
+        self._room = WaitingRoom(_QUEUE_SIZE)
         self.usage = Usage()
         """Of all calls since the start."""
         self._reported_at = time.monotonic()
@@ -53,16 +53,8 @@ class RemoteScorer:
 
         Raises InvalidInputError for a repeated id, OverloadedError when too many samples wait.
         """
-        checked(items)
-        if self._unfinished + len(items) > _QUEUE_SIZE:
-            raise OverloadedError(
-                f"{self._unfinished} samples wait to be scored; there is no room for {len(items)} more"
-            )
-        self._unfinished += len(items)
-        try:
+        with self._room.holding(items):
             outcomes = await asyncio.gather(*(self._outcome(item, deadline_s) for item in items))
-        finally:
-            self._unfinished -= len(items)
         self._report(outcomes)
         return [ScoreResult(item.sample_id, outcome) for item, outcome in zip(items, outcomes, strict=True)]
 

@@ -15,8 +15,8 @@ from argosy.reward.models.judge.memory import JudgementMemory, key_of
 from argosy.reward.models.judge.prompt import JudgePrompt, PromptError
 from argosy.reward.models.judge.speakers import Speaker
 from argosy.reward.models.judge.verdict import Scale, read_verdict
-from argosy.reward.models.outcomes import checked
-from argosy.types.errors import InvalidInputError, OverloadedError
+from argosy.reward.waiting import WaitingRoom
+from argosy.types.errors import InvalidInputError
 from argosy.types.records import Failed, Outcome, RewardCapabilities, Scored, ScoreRequest, ScoreResult
 
 _LOG = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class JudgeScorer:
         self._prompt = prompt
         self._options = options or JudgeOptions()
         self._memory = JudgementMemory(self._options.memory_size)
-        self._unfinished = 0
+        self._room = WaitingRoom(self._options.queue_size)
         self.usage = Usage()
         """Of all askings since the start."""
         self.failures: Counter[str] = Counter()
@@ -67,16 +67,8 @@ class JudgeScorer:
         `deadline_s` is Failed("timeout"). Raises InvalidInputError for a repeated id, OverloadedError when too many
         samples wait.
         """
-        checked(items)
-        if self._unfinished + len(items) > self._options.queue_size:
-            raise OverloadedError(
-                f"{self._unfinished} samples wait to be judged; there is no room for {len(items)} more"
-            )
-        self._unfinished += len(items)
-        try:
+        with self._room.holding(items):
             outcomes = await asyncio.gather(*(self._outcome(item, deadline_s) for item in items))
-        finally:
-            self._unfinished -= len(items)
         self.failures.update(outcome.reason for outcome in outcomes if isinstance(outcome, Failed))
         self._report()
         return [ScoreResult(item.sample_id, outcome) for item, outcome in zip(items, outcomes, strict=True)]
