@@ -342,8 +342,7 @@ class LeaksOnCancel(Honest):
                 await asyncio.sleep(0.1)
             response = await super().Score(request, context)
         except asyncio.CancelledError:
-            left = context.time_remaining()
-            self._places += left is not None and left < 0.5
+            self._places += (context.time_remaining() or 0) < 0.01
             raise
         self._places += 1
         return response
