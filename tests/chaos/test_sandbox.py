@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from argosy.reward.sandbox.options import SandboxOptions
 from argosy.reward.verifiers.code import CodeVerifier
+from argosy.sandbox.options import SandboxOptions
 from argosy.types.records import Failed, Scored
 from support.hostile import MARK, REASONS, programs, without_order
 

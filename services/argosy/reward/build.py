@@ -10,8 +10,8 @@ from argosy.config import Config
 from argosy.reward.core import RewardOptions, RewardScorers
 from argosy.reward.custom import CustomFunction
 from argosy.reward.pool import PoolOptions
-from argosy.reward.sandbox.options import SandboxOptions
 from argosy.roles.reward import Reward
+from argosy.sandbox.options import SandboxOptions
 from argosy.types.errors import ConfigError
 
 BUILDERS: dict[str, str] = {

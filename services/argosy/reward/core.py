@@ -14,10 +14,10 @@ from typing import Any
 
 from argosy.reward.custom import CustomFunction
 from argosy.reward.pool import PoolOptions, WorkerPool
-from argosy.reward.sandbox.options import SandboxOptions
 from argosy.reward.verifiers import find_verifier, known_sources
 from argosy.reward.verifiers.defaults import check_scorer_kwargs, with_defaults
 from argosy.reward.waiting import checked
+from argosy.sandbox.options import SandboxOptions
 from argosy.types.ids import SampleId
 from argosy.types.records import Abstained, Failed, Outcome, RewardCapabilities, Scored, ScoreRequest, ScoreResult
 

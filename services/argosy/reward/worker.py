@@ -17,11 +17,11 @@ from typing import Any, BinaryIO
 
 from argosy.reward.custom import CustomFunction, LoadedFunction
 from argosy.reward.messages import decode, encode, outcome_to_json
-from argosy.reward.sandbox.options import read_options
 from argosy.reward.verifiers import algebra, find_verifier
 from argosy.reward.verifiers.base import Verifier
 from argosy.reward.verifiers.code import CODE
 from argosy.reward.verifiers.scoring import score
+from argosy.sandbox.options import read_options
 from argosy.types.errors import ConfigError
 from argosy.types.records import Failed, Outcome
 

@@ -1,8 +1,8 @@
 """Code against hidden tests, in the sandbox: `codecontests`, `apps`, `codeforces`, `taco`, `livecodebench` and others.
 
 The ground truth is verl's, as a mapping or as JSON text: `{"inputs": […], "outputs": […], "fn_name"?, "language"?}`.
-Which block of the response is run: `argosy.reward.sandbox.blocks`; what counts as the expected output:
-`argosy.reward.sandbox.compare`; what the sandbox holds against: docs/sandbox.md.
+Which block of the response is run: `argosy.reward.programs.blocks`; what counts as the expected output:
+`argosy.reward.programs.compare`; what the sandbox holds against: docs/sandbox.md.
 
 A fault of the code is a low score with the part `reason`; a fault of the sandbox is Failed, never a 0 (case G11).
 """
@@ -15,13 +15,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from argosy.reward.sandbox.blocks import TAGS, find_code
-from argosy.reward.sandbox.judge import Fault, Judge, Verdict
-from argosy.reward.sandbox.languages import missing
-from argosy.reward.sandbox.options import SandboxBusyError, SandboxError, SandboxOptions, SandboxUnavailableError
-from argosy.reward.sandbox.runner import Sandbox
-from argosy.reward.sandbox.tests import Tests, read_tests
+from argosy.reward.programs.blocks import TAGS, find_code
+from argosy.reward.programs.judge import Fault, Judge, Verdict
+from argosy.reward.programs.tests import Tests, read_tests
 from argosy.reward.verifiers.base import bad_ground_truth, shorten
+from argosy.sandbox.languages import missing
+from argosy.sandbox.options import SandboxBusyError, SandboxError, SandboxOptions, SandboxUnavailableError
+from argosy.sandbox.runner import Sandbox
 from argosy.types.records import Failed, Outcome, Scored
 
 _log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ import pytest
 from argosy.config import load
 from argosy.config.validate import find_problems
 from argosy.reward.build import reward_options
-from argosy.reward.sandbox.runner import Sandbox
 from argosy.reward.verifiers.code import CodeVerifier
+from argosy.sandbox.runner import Sandbox
 from argosy.types.records import Failed, Outcome, Scored
 
 Judge = Callable[..., Outcome]

@@ -10,12 +10,12 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from argosy.reward.sandbox import plain
-from argosy.reward.sandbox.compare import same_output, same_value
-from argosy.reward.sandbox.job import Job, Program
-from argosy.reward.sandbox.languages import LANGUAGES
-from argosy.reward.sandbox.runner import Sandbox
-from argosy.reward.sandbox.tests import CallTest, ProgramTest, Tests
+from argosy.reward.programs.compare import same_output, same_value
+from argosy.reward.programs.tests import CallTest, ProgramTest, Tests
+from argosy.sandbox import plain
+from argosy.sandbox.job import Job, Program
+from argosy.sandbox.languages import LANGUAGES
+from argosy.sandbox.runner import Sandbox
 
 _ENDS_SAMPLE = frozenset({"timeout", "syntax_error", "compile_error", "missing_function", "protocol"})
 _TIMED_OUT_SIGNALS = (-24,)  # SIGXCPU: the limit of one process

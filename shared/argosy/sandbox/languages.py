@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from argosy.reward.sandbox.job import Program
-from argosy.reward.sandbox.options import SandboxOptions
-from argosy.reward.sandbox.rootfs import is_visible
+from argosy.sandbox.job import Program
+from argosy.sandbox.options import SandboxOptions
+from argosy.sandbox.rootfs import is_visible
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from argosy.reward.sandbox import guest, kernel, messages
-from argosy.reward.sandbox.confine import Limits, confine
+from argosy.sandbox import guest, kernel, messages
+from argosy.sandbox.confine import Limits, confine
 
 _USER = 65534
 _NAMESPACES = (

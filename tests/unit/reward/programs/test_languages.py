@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from argosy.reward.sandbox import languages
 from argosy.reward.verifiers.code import CodeVerifier
+from argosy.sandbox import languages
 from argosy.types.records import Failed, Scored
 
 Run = Callable[..., Scored]

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy.reward.sandbox import plain
-from argosy.reward.sandbox.compare import same_value
+from argosy.reward.programs.compare import same_value
+from argosy.sandbox import plain
 
 
 class Colour(enum.IntEnum):

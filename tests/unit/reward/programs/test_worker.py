@@ -13,7 +13,7 @@ import pytest
 
 from argosy.reward.core import RewardOptions, RewardScorers
 from argosy.reward.pool import PoolOptions
-from argosy.reward.sandbox.options import SandboxOptions
+from argosy.sandbox.options import SandboxOptions
 from argosy.types.ids import SampleId
 from argosy.types.records import Failed, Scored, ScoreRequest
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from argosy.reward.sandbox import plain
+from argosy.sandbox import plain
 
 
 @dataclass(frozen=True, slots=True)

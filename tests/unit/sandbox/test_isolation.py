@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-import argosy.reward.sandbox
+import argosy.sandbox
 
 NOBODY = 65534
-PACKAGE = Path(argosy.reward.sandbox.__file__).parent
+PACKAGE = Path(argosy.sandbox.__file__).parent
 PROGRAM = """
 import json, sys, time
 sys.path.insert(0, sys.argv[1])
-from argosy.reward.sandbox.job import Program
-from argosy.reward.sandbox.options import SandboxOptions, SandboxUnavailableError
-from argosy.reward.sandbox.runner import Sandbox
+from argosy.sandbox.job import Program
+from argosy.sandbox.options import SandboxOptions, SandboxUnavailableError
+from argosy.sandbox.runner import Sandbox
 CODES = ["import os; print(os.getuid(), os.getpid(), os.listdir('/tmp'))", "import os; os.listdir('/home')",
          "import os, sys; os.fork() or os.execv('/bin/sleep', ['sleep', '287'])", "import socket; socket.socket()",
          "import ctypes; print(ctypes.CDLL(None).syscall(101, 0, 0, 0, 0))", "x = bytearray(4 << 30)",
@@ -65,13 +65,7 @@ def sources() -> Iterator[str]:
     """Our sandbox where every user can read it; checkouts and pytest's folders often can't be read."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
-        target = Path(folder, "argosy", "reward")
-        target.mkdir(parents=True)
-        shutil.copytree(PACKAGE, target / "sandbox", ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("__init__.py", "verifiers/__init__.py"):
-            (target / name).parent.mkdir(exist_ok=True)
-            (target / name).touch()
-        shutil.copy(PACKAGE.parent / "verifiers" / "extraction.py", target / "verifiers")
+        shutil.copytree(PACKAGE, Path(folder, "argosy", "sandbox"), ignore=shutil.ignore_patterns("__pycache__"))
         yield folder
 
 

@@ -11,7 +11,7 @@ import errno
 import platform
 import struct
 
-from argosy.reward.sandbox import kernel
+from argosy.sandbox import kernel
 
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """Machine → AUDIT_ARCH_*, column of the tables below."""

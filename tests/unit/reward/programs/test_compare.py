@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from argosy.reward.sandbox import plain
-from argosy.reward.sandbox.compare import same_output, same_value
-from argosy.reward.sandbox.tests import read_tests
+from argosy.reward.programs.compare import same_output, same_value
+from argosy.reward.programs.tests import read_tests
 from argosy.reward.verifiers.code import CodeVerifier
+from argosy.sandbox import plain
 from argosy.types.records import Failed
 
 

@@ -58,7 +58,7 @@ def test_packages_below_tmp_can_be_imported_and_tmp_is_empty_all_the_same(
     """As where a clone with its environment lies below /tmp."""
     tmp_path.chmod(0o755)
     (tmp_path / "fortytwo.py").write_text("VALUE = 42")
-    monkeypatch.setattr("argosy.reward.sandbox.runner._site_packages", lambda: [str(tmp_path)])
+    monkeypatch.setattr("argosy.sandbox.runner._site_packages", lambda: [str(tmp_path)])
     code = """
 import fortytwo, os
 print(fortytwo.VALUE, os.listdir("/tmp"), os.access(fortytwo.__file__, os.W_OK))

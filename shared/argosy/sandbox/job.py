@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from argosy.reward.sandbox import messages
-from argosy.reward.sandbox.cell import Parts
-from argosy.reward.sandbox.options import SandboxBusyError, SandboxError, SandboxOptions
-from argosy.reward.sandbox.pipes import Pipes
-from argosy.reward.sandbox.watch import Usage, Watch
+from argosy.sandbox import messages
+from argosy.sandbox.cell import Parts
+from argosy.sandbox.options import SandboxBusyError, SandboxError, SandboxOptions
+from argosy.sandbox.pipes import Pipes
+from argosy.sandbox.watch import Usage, Watch
 
 _ERROR_TAIL_BYTES = 4096
 _LOOK_S = 0.02

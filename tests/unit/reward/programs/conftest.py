@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from argosy.reward.sandbox.options import SandboxOptions
 from argosy.reward.verifiers.code import CodeVerifier
+from argosy.sandbox.options import SandboxOptions
 from argosy.types.records import Outcome, Scored
 
 Verify = Callable[..., Outcome]

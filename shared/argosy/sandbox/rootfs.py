@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from argosy.reward.sandbox import kernel
+from argosy.sandbox import kernel
 
 SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives", "/etc/ld.so.cache")
 _DEVICES = ("null", "zero", "full", "random", "urandom")

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from argosy.reward.sandbox import kernel, seccomp
+from argosy.sandbox import kernel, seccomp
 
 _OPEN_FILES = 256
 _ABOVE_ALL = 200

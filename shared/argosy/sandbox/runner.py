@@ -18,14 +18,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from argosy.reward.sandbox import messages, rootfs
-from argosy.reward.sandbox.cell import Parts
-from argosy.reward.sandbox.job import Cell, Job, Program
-from argosy.reward.sandbox.options import SandboxError, SandboxOptions, SandboxUnavailableError
+from argosy.sandbox import messages, rootfs
+from argosy.sandbox.cell import Parts
+from argosy.sandbox.job import Cell, Job, Program
+from argosy.sandbox.options import SandboxError, SandboxOptions, SandboxUnavailableError
 
 _START_S = 30.0
-_SOURCES = str(Path(__file__).resolve().parents[3])
-_BEGIN = f"import sys; sys.path.insert(0, {_SOURCES!r}); from argosy.reward.sandbox import keeper; sys.path.pop(0); "
+_SOURCES = str(Path(__file__).resolve().parents[2])
+_BEGIN = f"import sys; sys.path.insert(0, {_SOURCES!r}); from argosy.sandbox import keeper; sys.path.pop(0); "
 _BEGIN += "sys.exit(keeper.main(sys.argv[1:]))"
 ENVIRONMENT: Mapping[str, str] = {
     "HOME": "/tmp",

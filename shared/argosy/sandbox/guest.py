@@ -22,8 +22,8 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from argosy.reward.sandbox import plain
-from argosy.reward.sandbox.prelude import names
+from argosy.sandbox import plain
+from argosy.sandbox.prelude import names
 
 REQUESTS, CLAIMS = 3, 4
 """Descriptors of call-based tests."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from argosy.reward.sandbox.options import SandboxError, SandboxUnavailableError
-from argosy.reward.sandbox.runner import Sandbox
 from argosy.reward.verifiers.code import CodeVerifier
+from argosy.sandbox.options import SandboxError, SandboxUnavailableError
+from argosy.sandbox.runner import Sandbox
 from argosy.types.records import Failed, Scored
 
 Run = Callable[..., Scored]
@@ -132,7 +132,7 @@ def test_g7_objects_that_equal_everything(run: Run, base: str) -> None:
     "patch",
     [
         "import builtins\nbuiltins.abs = lambda x: 0\nbuiltins.all = builtins.any = lambda x: True",
-        "import argosy.reward.sandbox.compare as c\nc.same_value = lambda a, b: True",
+        "import argosy.reward.programs.compare as c\nc.same_value = lambda a, b: True",
         "import gc\nfor f in gc.get_objects():\n"
         " if getattr(f, '__name__', '') == 'encode' and hasattr(f, '__code__'):\n"
         "  f.__code__ = (lambda v, d=0: b't').__code__",

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from argosy.reward.sandbox import cell, kernel, messages, rootfs, seccomp
+from argosy.sandbox import cell, kernel, messages, rootfs, seccomp
 
 _OUTER = kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 _NOBODY = 65534

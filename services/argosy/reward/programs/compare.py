@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from argosy.reward.sandbox.plain import Bag
+from argosy.sandbox.plain import Bag
 
 TOLERANCE = 1e-6
 _DECIMAL = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
