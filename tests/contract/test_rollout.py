@@ -12,7 +12,7 @@ import pytest
 
 from argosy.types.errors import DeadlineError, InvalidInputError, OverloadedError, StateError
 from argosy.types.ids import PolicyVersion
-from argosy.types.records import Completion, FinishReason, Generated
+from argosy.types.records import Completion, FinishReason, Generated, TokenRun
 from contract.forms import DEADLINE_S, Form, MakeRollout, collect, mutation, request, until
 
 
@@ -290,3 +290,16 @@ async def test_a_sample_spread_over_many_tokens_runs(form: Form, rollout_core: A
     direct = (await collect(rollout_core, [asked]))[asked.key]
     found = (await collect(await form.rollout(rollout_core), [asked]))[asked.key]
     assert numbers(found) == numbers(direct)
+
+
+async def test_a_caller_can_watch_tokens_come(form: Form, rollout_core: Any) -> None:
+    """Runs follow each other without a gap, and are the completion's first tokens; nobody pays who doesn't watch."""
+    rollout = await form.rollout(rollout_core)
+    runs: list[TokenRun] = []
+    asked = request(0, max_tokens=40)
+    [completion] = [one async for one in rollout.generate([asked], deadline_s=DEADLINE_S, on_run=runs.append)]
+    assert len(runs) > 1
+    seen = [token for run in runs for token in run.token_ids]
+    assert [run.offset for run in runs] == [sum(len(r.token_ids) for r in runs[:i]) for i in range(len(runs))]
+    assert seen == list(completion.token_ids[: len(seen)])
+    assert [value for run in runs for value in run.log_probs] == pytest.approx(completion.log_probs[: len(seen)])

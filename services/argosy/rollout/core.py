@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,7 +21,15 @@ from argosy.rollout.requests import check_request, overlong_completion
 from argosy.rollout.weights import HeldWeights, ServerWeights
 from argosy.types.errors import InvalidInputError, OverloadedError, StateError
 from argosy.types.ids import PolicyVersion
-from argosy.types.records import Completion, GenerateRequest, Mutation, RolloutStatus, TransferOffer, WeightsManifest
+from argosy.types.records import (
+    Completion,
+    GenerateRequest,
+    Mutation,
+    RolloutStatus,
+    TokenRun,
+    TransferOffer,
+    WeightsManifest,
+)
 from argosy.weightsync import Snapshot
 from argosy.weightsync.hosts import host_id
 
@@ -98,15 +106,24 @@ class RolloutCore:
 
     # --- generate ----------------------------------------------------------------------------------------------------
 
-    async def generate(self, requests: Sequence[GenerateRequest], *, deadline_s: float) -> AsyncIterator[Completion]:
+    async def generate(
+        self,
+        requests: Sequence[GenerateRequest],
+        *,
+        deadline_s: float,
+        on_run: Callable[[TokenRun], None] | None = None,
+    ) -> AsyncIterator[Completion]:
         """See the role."""
         events = cast(
-            "AsyncGenerator[Event, None]", self.generate_runs(requests, deadline_s=deadline_s, interval_tokens=0)
+            "AsyncGenerator[Event, None]",
+            self.generate_runs(requests, deadline_s=deadline_s, interval_tokens=0 if on_run is None else None),
         )
         async with contextlib.aclosing(events):  # a caller that leaves ends its samples now, not when it is collected
             async for event in events:
                 if isinstance(event, Completion):
                     yield event
+                elif on_run is not None:
+                    on_run(event)
 
     async def generate_runs(
         self, requests: Sequence[GenerateRequest], *, deadline_s: float, interval_tokens: int | None = None

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from argosy.roles.weights import WeightSource
 from argosy.types.ids import PolicyVersion
-from argosy.types.records import Completion, GenerateRequest, Mutation, RolloutStatus, TransferOffer, WeightsManifest
+from argosy.types.records import (
+    Completion,
+    GenerateRequest,
+    Mutation,
+    RolloutStatus,
+    TokenRun,
+    TransferOffer,
+    WeightsManifest,
+)
 
 
 class Rollout(Protocol):
     """One rollout server (or the engine in this process)."""
 
-    def generate(self, requests: Sequence[GenerateRequest], *, deadline_s: float) -> AsyncIterator[Completion]:
+    def generate(
+        self,
+        requests: Sequence[GenerateRequest],
+        *,
+        deadline_s: float,
+        on_run: Callable[[TokenRun], None] | None = None,
+    ) -> AsyncIterator[Completion]:
         """Yield each sample's completion as it ends, in any order, exactly one per request.
 
         A sample that can't be finished is yielded with FinishReason.FAILED or ABORTED and what it has; the iterator
         itself raises only if the whole server is lost (UnavailableError), out of room (OverloadedError), past
         `deadline_s` (DeadlineError), takes no samples now (StateError: stale, draining, asleep) or if a request is
-        malformed (InvalidInputError names the field).
+        malformed (InvalidInputError names the field). A caller that leaves the iterator ends what still runs.
+
+        `on_run` gets the tokens of running samples at intervals, for people who watch them come. A sample's last ones
+        may come in its completion alone, which has all of them.
         """
         ...
 

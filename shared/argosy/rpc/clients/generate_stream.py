@@ -31,7 +31,7 @@ from argosy.rpc.codec.rollout import (
 )
 from argosy.rpc.errors import from_rpc_error
 from argosy.types.errors import ArgosyError, CorruptDataError, InvalidInputError, UnavailableError
-from argosy.types.records import Completion, FinishReason, Generated, GenerateRequest, VersionRun
+from argosy.types.records import Completion, FinishReason, Generated, GenerateRequest, TokenRun, VersionRun
 
 MAX_ADD_BYTES = 2 << 20
 """Samples are put into messages of about this size; one larger sample goes alone."""
@@ -88,11 +88,23 @@ class Partial:
 class Batch:
     """The samples of one `generate()` call; `events` brings its completions, and at most one error, the last."""
 
-    def __init__(self, requests: Sequence[GenerateRequest]) -> None:
+    def __init__(self, requests: Sequence[GenerateRequest], on_run: Callable[[TokenRun], None] | None = None) -> None:
         self.waiting = {request.key: Partial(request) for request in requests}
         self.events: asyncio.Queue[Completion | ArgosyError] = asyncio.Queue()  # bounded by the requests
+        self._on_run = on_run
         if len(self.waiting) != len(requests):
             raise InvalidInputError("a sample was asked for twice in one call", field="sample_id")
+
+    def take(self, key: str, offset: int, tokens: Generated) -> None:
+        """Append a run to its sample, and tell whoever watches."""
+        partial = self.waiting[key]
+        partial.extend(offset, tokens)
+        if self._on_run is not None:
+            request = partial.request
+            run = TokenRun(
+                request.sample_id, request.purpose, offset, tokens.token_ids, tokens.log_probs, tokens.versions
+            )
+            self._on_run(run)
 
     def fail(self, error: ArgosyError, member_id: str) -> None:
         """The server is lost: give out what each sample has, then the error."""
@@ -214,7 +226,7 @@ class GenerateStream:
         for run in response.runs:
             key = key_from_pb(run.key)
             if key in self._owners and key not in self._leaving:
-                self._owners[key].waiting[key].extend(run.offset, generated_from_pb(run.tokens))
+                self._owners[key].take(key, run.offset, generated_from_pb(run.tokens))
         for end in response.finished:
             key = key_from_pb(end.key)
             if key in self._leaving:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from argosy.api.rollout.v1 import rollout_service_pb2 as pb
@@ -18,7 +18,15 @@ from argosy.rpc.options import RpcOptions
 from argosy.rpc.retry import RetryPolicy
 from argosy.types.errors import DeadlineError, InvalidInputError
 from argosy.types.ids import PolicyVersion
-from argosy.types.records import Completion, GenerateRequest, Mutation, RolloutStatus, TransferOffer, WeightsManifest
+from argosy.types.records import (
+    Completion,
+    GenerateRequest,
+    Mutation,
+    RolloutStatus,
+    TokenRun,
+    TransferOffer,
+    WeightsManifest,
+)
 
 if TYPE_CHECKING:
     from argosy.api.common.v1.context_pb2 import RequestContext
@@ -48,13 +56,19 @@ class RolloutClient:
         self._streams: set[GenerateStream] = set()
         """Those whose reader still runs, the current one among them."""
 
-    async def generate(self, requests: Sequence[GenerateRequest], *, deadline_s: float) -> AsyncIterator[Completion]:
+    async def generate(
+        self,
+        requests: Sequence[GenerateRequest],
+        *,
+        deadline_s: float,
+        on_run: Callable[[TokenRun], None] | None = None,
+    ) -> AsyncIterator[Completion]:
         """As the role says. When the server is lost in the middle, each unfinished sample is yielded with
         FinishReason.FAILED and the tokens that had come, and UnavailableError is raised after the last.
         """
         if not requests:
             return
-        batch = Batch(requests)
+        batch = Batch(requests, on_run)
         end = asyncio.get_running_loop().time() + deadline_s
         stream = self._open_stream()
         try:
