@@ -70,7 +70,7 @@ def test_h5_explicit_path_starts_there_in_a_new_lineage(toy_job: ToyJob, finishe
     assert [version.split("@")[0] for version in versions] == ["l0", "l1"], "a number never names two weights"
     digests = {version.split("#")[1] for version in versions}
     assert len(digests) == 1
-    assert len(list((folder / "ledger" / "abandoned").rglob("step_*.jsonl"))) == 2
+    assert len(list((folder / "ledger" / "abandoned").rglob("step_*.jsonl.gz"))) == 2
 
 
 def test_h5_nothing_left_to_do(toy_job: ToyJob, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -187,7 +187,8 @@ class Controller:
             if validates or step == self._total_steps or not self._parity.may_overlap:
                 with timed(timing, "parity"):
                     metrics |= await self._settle_parity()
-            self.state.cut = self.ctx.ledger.commit_step(step)
+            # Nothing is in flight in between when steps are generated one by one.
+            self.state.cut = self.ctx.ledger.commit_step(step, None if self.ctx.config.argosy.max_staleness else ())
             if validates:
                 with timed(timing, "testing"):
                     await self._validate()

@@ -127,6 +127,8 @@ class Run:
             rewind(folder, cut, str(saved["lineage"]))
         else:
             rewind(folder, LedgerCut(0, ""), f"before-{self.prepared.run_id}")
+            cut = LedgerCut(0, "")  # the other run's books stay there
+        ctx.ledger.resume(cut)
         ctx.counters.update(saved.get("counters", {}))
         controller.kl.coef = float(saved["kl_coef"])
         controller.state.step = checkpoint.step

@@ -54,7 +54,7 @@ class GenerationStage:
         self._on_stage(step, "gen")
         requests = self._requests(prompts)
         index = {prompt.group: prompt.index for prompt in prompts}
-        self._ctx.ledger.drawn(step, [(request.sample_id, index[request.sample_id.group]) for request in requests])
+        self._ctx.ledger.drawn([(request.sample_id, index[request.sample_id.group]) for request in requests])
         completions: dict[SampleId, Completion] = {}
         async with asyncio.TaskGroup() as tasks:
             rewards = RewardStage(self._ctx, prompts, self._n + self._greedy, tasks)
