@@ -52,6 +52,8 @@ class Capacities:
         self._rates: dict[str, float] = {}
         self._done: dict[str, tuple[int, int, float]] = {}
         """Member → samples, tokens and seconds of training since the last `metrics`."""
+        self._ones: dict[str, tuple[int, float]] = {}
+        """Member → training samples that it has, sent one by one, and since when it has been busy with any."""
 
     def knows(self, member: str) -> bool:
         """Whether its slots are known."""
@@ -60,6 +62,27 @@ class Capacities:
     def set_slots(self, member: str, slots: int) -> None:
         """Take its number of slots from its status."""
         self._slots[member] = float(max(slots, 1))
+
+    def slots(self, member: str) -> int:
+        """Its number of slots; 1 while it isn't known."""
+        return int(self._slots.get(member, 1))
+
+    def begin_one(self, member: str, now: float) -> None:
+        """A server gets one training sample more. `now`: of the event loop's clock."""
+        count, since = self._ones.get(member, (0, now))
+        self._ones[member] = (count + 1, since if count else now)
+
+    def end_one(self, member: str, now: float, token_count: int, *, finished: bool) -> None:
+        """It is done with one, or lost; the tokens are those that it made."""
+        self._take_time(member, now, token_count, int(finished))
+        self._ones[member] = (self._ones[member][0] - 1, now)
+
+    def _take_time(self, member: str, now: float, tokens: int = 0, samples: int = 0) -> None:
+        """Add the time in which a server was busy with single samples, and what came of it."""
+        count, since = self._ones[member]
+        done = self._done.get(member, (0, 0, 0.0))
+        self._done[member] = (done[0] + samples, done[1] + tokens, done[2] + (now - since if count else 0.0))
+        self._ones[member] = (count, now)
 
     def begin(self, member: str, requests: Sequence[GenerateRequest]) -> Share:
         """A server gets these."""
@@ -97,7 +120,7 @@ class Capacities:
             found[f"{prefix}/servers"] = float(sum(self._pool(member) == pool for member in usable))
             found[f"{prefix}/samples"] = float(sum(samples for samples, _, _ in done))
             found[f"{prefix}/generated_tokens"] = float(sum(tokens for _, tokens, _ in done))
-            found[f"{prefix}/tokens_per_s"] = sum(tokens / seconds for _, tokens, seconds in done)
+            found[f"{prefix}/tokens_per_s"] = sum(tokens / seconds for _, tokens, seconds in done if seconds)
         self._done.clear()
         return found
 

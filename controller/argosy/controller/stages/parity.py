@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from argosy.config import Config
 from argosy.controller.context import RunContext
-from argosy.controller.stages.rollout import AWAY, RolloutStage
+from argosy.controller.stages.fleet import AWAY
+from argosy.controller.stages.rollout import RolloutStage
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.errors import CorruptDataError, OverloadedError
 from argosy.types.ids import SampleId

@@ -1,0 +1,96 @@
+"""Groups on their way to the trainer, and what makes them.
+
+A *group* is a prompt with its samples. With `argosy.max_staleness` above 0 groups are begun one by one, as a gate
+admits them, and end in any order; a *group source* begins them (prompts of the data set through the rollout fleet,
+sessions of somebody's own agents …), and the stream (stream.py) makes steps of what they end as.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from argosy.types.ids import GroupId, SampleId
+from argosy.types.records import Completion, Outcome, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """The right to begin one group, until it is finished or given up.
+
+    >>> Ticket(number=7, admitted_step=2).admitted_step
+    2
+    """
+
+    number: int
+    """Unique in the run; later groups have greater ones."""
+    admitted_step: int
+    """Step of the newest weights when it was admitted: none of its tokens is older."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedGroup:
+    """A group whose samples are all generated and scored."""
+
+    prompt: Prompt
+    completions: Mapping[SampleId, Completion]
+    """Greedy answers of estimators that need a baseline (sample n of a prompt) among them."""
+    outcomes: Mapping[SampleId, Outcome]
+    """Of the same samples."""
+    admitted_step: int
+    """Of its ticket."""
+    oldest_step: int
+    """Step of the weights that sampled its oldest token; admitted_step where it has no token."""
+    generate_s: float
+    """Seconds from its first request to its last answer."""
+    score_s: float
+    """Seconds that scoring took beyond that."""
+
+
+def oldest_step(completions: Mapping[SampleId, Completion], otherwise: int) -> int:
+    """Step of the weights that sampled the oldest of some answers' tokens; `otherwise` where there are none."""
+    return min(
+        (run.version.step for row in completions.values() for run in row.versions if run.token_count),
+        default=otherwise,
+    )
+
+
+class Admission(Protocol):
+    """What a source works against: the gate before it, and the place where its groups go."""
+
+    async def admit(self) -> Ticket:
+        """Wait until one more group may begin."""
+        ...
+
+    def finish(self, ticket: Ticket, group: FinishedGroup) -> None:
+        """Hand over a group. It is trained or dropped from here on, and entered so in the ledger; never waits."""
+        ...
+
+    def give_up(self, ticket: Ticket) -> None:
+        """Nothing comes of it (a session that expired, data that ended): another group may begin in its place. What
+        was drawn for it the source itself enters as dropped, with its reason."""
+        ...
+
+
+class GroupSource(Protocol):
+    """Begins groups and finishes them.
+
+    In the ledger a source enters `drawn`, `completed` and `scored`; the rollout stage enters `dispatched`; the stream
+    and the loop enter `trained`, `baseline` and `dropped` of groups that were handed over.
+    """
+
+    async def run(self, admission: Admission) -> None:
+        """Admit, begin and hand over groups until there will be no more of them. Cancelled when nobody wants more: then
+        nothing that it began goes on."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """What was begun and isn't handed over, with the tokens that it has, as JSON values; and the source's own place
+        (of the data set: the sampler's). Taken between two steps, while `run` goes on."""
+        ...
+
+    def restore(self, state: Mapping[str, Any], resume: Callable[[GroupId, int], Ticket]) -> None:
+        """Before `run`: go on from what `state` gave. `resume(group, admitted_step)` gives back the ticket of each
+        group that was under way; those go on before any other is begun."""
+        ...

@@ -1,0 +1,169 @@
+"""The rollout servers as the loop sees them: who gets samples, who is away, and turns on shared devices."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from argosy.controller.context import RunContext
+from argosy.controller.stages.capacity import Capacities
+from argosy.roles.rollout import Rollout
+from argosy.types.errors import ConfigError, DeadlineError, StateError, UnavailableError
+from argosy.types.ids import PolicyVersion
+from argosy.types.records import RolloutStatus
+
+log = logging.getLogger(__name__)
+
+AWAY = (UnavailableError, DeadlineError, StateError)
+"""What one server's answer may be without being the run's loss: gone, stuck, or draining, stale, asleep."""
+KEEPS_WEIGHTS = 1
+"""The level of sleep after which a server goes on as it was."""
+
+
+class RolloutFleet:
+    """Which servers are usable, and what they are told together."""
+
+    def __init__(self, ctx: RunContext) -> None:
+        self._ctx = ctx
+        self.usable: set[str] = set(ctx.services.rollouts)
+        """Members that answer; one that failed comes back when it answers again with the current weights."""
+        self._refusing: set[str] = set()
+        """Members that turned requests away: they take weights, and yet a sync alone doesn't bring them back."""
+        self.version: PolicyVersion | None = None
+        """What the members must hold; set by the weight sync."""
+        self._capacities = Capacities(ctx.services.pools)
+        self._colocated = ctx.config.argosy.colocated
+        self._asleep = False
+        self._turns = 0
+
+    def members(self) -> list[str]:
+        """Every rollout server that isn't gone for good, in order."""
+        gone = self._ctx.services.lost
+        self.usable -= gone
+        return sorted(set(self._ctx.services.rollouts) - gone)
+
+    def in_use(self) -> list[str]:
+        """The members that get samples, in order."""
+        return [member for member in self.members() if member in self.usable]
+
+    async def check_sleep(self) -> None:
+        """Refuse, before the first token, servers that can't sleep as a colocated run needs it. Raises ConfigError."""
+        if not self._colocated:
+            return
+        level, members = str(self._ctx.config.argosy.sleep_level), self.members()
+        for member, status in zip(members, await self._ask(members), strict=True):
+            levels = "" if status is None else status.capabilities.get("sleep_levels", "")
+            if status is not None and level not in levels.split(","):
+                raise ConfigError(
+                    f"argosy.sleep_level: got {level} with argosy.colocated=true; the engine {status.engine} of "
+                    f"{member} can {f'sleep at {levels}' if levels else 'not sleep'} on its device"
+                )
+
+    async def sleep(self, step: int) -> None:
+        """Let every server free the devices that the trainer needs too, if they are shared. Nothing is in flight."""
+        await self._lie_down(self._ctx.config.argosy.sleep_level, "sleep", step)
+
+    async def wake(self, step: int) -> None:
+        """Let the servers take their memory again, before new weights come; trainers have left the devices by then."""
+        await self._get_up("wake", step)
+
+    async def stand_aside(self, step: int) -> None:
+        """Let the trainer have shared devices between a sync and the next generation; the weights are kept."""
+        await self._lie_down(KEEPS_WEIGHTS, "stand-aside", step)
+
+    async def come_back(self, step: int) -> None:
+        """End `stand_aside`: the trainer leaves the devices, the servers wake up."""
+        await self._get_up("come-back", step)
+
+    async def _lie_down(self, level: int, why: str, step: int) -> None:
+        ctx = self._ctx
+        if self._colocated and not self._asleep:
+            await self._each(lambda name, server: server.sleep(level, ctx.mutation(why, ctx.term, step, name)))
+            self._asleep = True
+
+    async def _get_up(self, why: str, step: int) -> None:
+        ctx = self._ctx
+        if self._asleep:
+            await self.clear_devices()
+            await self._each(lambda name, server: server.wake(ctx.mutation(why, ctx.term, step, name)))
+            self._asleep = False
+
+    async def clear_devices(self) -> None:
+        """Let the trainers leave devices that are shared. They come back by themselves when they compute."""
+        if self._colocated:
+            self._turns += 1
+            trainers = {"actor": self._ctx.services.policy, "critic": self._ctx.services.critic}
+            async with asyncio.TaskGroup() as calls:
+                for name, trainer in trainers.items():
+                    if trainer is not None:
+                        ctx = self._ctx.mutation("offload", self._ctx.term, self._turns, name)
+                        calls.create_task(trainer.offload(ctx))
+
+    async def _each(self, call: Callable[[str, Rollout], Awaitable[None]]) -> None:
+        """Call every server that is usable; one that can't be reached no longer is."""
+
+        async def reach(member: str) -> None:
+            try:
+                await call(member, self._ctx.services.rollouts[member])
+            except AWAY as error:
+                log.warning("%s: %s", member, error)
+                self.usable.discard(member)
+
+        async with asyncio.TaskGroup() as calls:
+            for member in self.in_use():
+                calls.create_task(reach(member))
+
+    async def synced(self, members: Sequence[str], version: PolicyVersion) -> None:
+        """These took the weights that all must hold from now on, and are used; one that had turned requests away only
+        if it says that it is ready (a server that drains takes weights too)."""
+        self.version = version
+        self.usable |= set(members) - self._refusing
+        await self._take_back([member for member in members if member in self._refusing])
+
+    def refused(self, member: str, error: StateError) -> None:
+        """It drains, or its weights are being replaced: others may be ready."""
+        log.warning("%s takes no samples: %s", member, error)
+        self.usable.discard(member)
+        self._refusing.add(member)
+
+    async def readmit(self) -> None:
+        """Take members back that were cut off for a moment: they answer, and hold the current weights."""
+        await self._take_back([member for member in self.members() if member not in self.usable])
+
+    async def _take_back(self, members: Sequence[str]) -> None:
+        for member, status in zip(members, await self._ask(members), strict=True):
+            if status is not None and status.state == "ready" and status.version == self.version:
+                self.usable.add(member)
+                self._refusing.discard(member)
+
+    async def learn_slots(self, members: Sequence[str]) -> None:
+        """Ask those whose numbers of slots are not known."""
+        unknown = [member for member in members if not self._capacities.knows(member)]
+        for member, status in zip(unknown, await self._ask(unknown), strict=True):
+            if status is not None:
+                self._capacities.set_slots(member, status.slot_count)
+
+    def begin_one(self, member: str) -> None:
+        """It gets a training sample, by itself."""
+        self._capacities.begin_one(member, asyncio.get_running_loop().time())
+
+    def end_one(self, member: str, token_count: int, *, finished: bool) -> None:
+        """It is done with one, for which it made so many tokens."""
+        self._capacities.end_one(member, asyncio.get_running_loop().time(), token_count, finished=finished)
+
+    def slots(self, member: str) -> int:
+        """Samples that it runs at once; 1 while that isn't known."""
+        return self._capacities.slots(member)
+
+    async def _ask(self, members: Sequence[str]) -> list[RolloutStatus | None]:
+        """The status of each; None of one that doesn't answer."""
+
+        async def ask(member: str) -> RolloutStatus | None:
+            try:
+                return await self._ctx.services.rollouts[member].status()
+            except AWAY as error:
+                log.info("%s is away: %s", member, error)
+                return None
+
+        return list(await asyncio.gather(*(ask(member) for member in members)))

@@ -1,0 +1,228 @@
+"""Samples that are asked for one by one: each finds a server, and goes on elsewhere from its tokens if it must."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from argosy.controller.context import RunContext
+from argosy.controller.stages.dispatch import Places
+from argosy.controller.stages.fleet import RolloutFleet
+from argosy.types.errors import ArgosyError, DeadlineError, OverloadedError, StateError, UnavailableError
+from argosy.types.records import Completion, FinishReason, Generated, GenerateRequest, TokenRun, VersionRun
+
+log = logging.getLogger(__name__)
+
+OnRun = Callable[[TokenRun], None]
+
+MAX_ROUNDS = 5
+"""How often a sample is dispatched, without a new token, before the run gives up on it."""
+ROUND_PAUSE_S = 0.5
+WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
+"""How a sample ends that needs nothing more."""
+
+
+@dataclass(slots=True)
+class Running:
+    """A sample at a server, with the tokens that have come."""
+
+    request: GenerateRequest
+    member: str
+    token_ids: list[int]
+    log_probs: list[float]
+    versions: list[VersionRun]
+    scope: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
+    """Ends the call when its server is given up."""
+
+    @classmethod
+    def of(cls, request: GenerateRequest, member: str) -> Running:
+        """One that begins."""
+        have = request.generated
+        return cls(request, member, list(have.token_ids), list(have.log_probs), list(have.versions))
+
+    def take(self, run: TokenRun) -> None:
+        """Append tokens."""
+        self.token_ids += run.token_ids
+        self.log_probs += run.log_probs
+        self.versions += run.versions
+
+    def so_far(self) -> Generated:
+        """What it has."""
+        return Generated(tuple(self.token_ids), tuple(self.log_probs), merged(self.versions))
+
+
+class SingleSamples:
+    """What `RolloutStage.generate_one` does, for all of its callers."""
+
+    def __init__(self, ctx: RunContext, fleet: RolloutFleet) -> None:
+        self._ctx = ctx
+        self._fleet = fleet
+        self.places = Places(fleet.in_use, fleet.slots)
+        """Room at the servers."""
+        self._running: dict[str, Running] = {}
+        self._rescue: asyncio.Task[None] | None = None
+        """Waits for a server to come back while there is none."""
+        self._readmitting: asyncio.Task[None] | None = None
+
+    async def generate(self, request: GenerateRequest, on_run: OnRun | None = None) -> Completion:
+        """See `RolloutStage.generate_one`."""
+        tries, overloaded_s = 0, 0.0
+        while True:
+            member = await self._place(request)
+            completion, failure = await self._try(member, request, on_run)
+            if completion is not None and completion.finish_reason in WHOLE:
+                return completion
+            before = len(request.generated.token_ids)
+            if completion is not None:
+                request = continue_from(request, completion)
+            if failure is None:  # ended for new weights, or since its server is given up
+                self._ctx.count("rollout/resumed_samples")
+                continue
+            if isinstance(failure, OverloadedError) and overloaded_s < self._ctx.deadline_s:
+                overloaded_s += failure.retry_after_s
+                await asyncio.sleep(failure.retry_after_s)
+                continue
+            tries = 1 if len(request.generated.token_ids) > before else tries + 1
+            if tries >= MAX_ROUNDS:
+                raise UnavailableError(
+                    f"{request.key} could not be generated in {MAX_ROUNDS} tries; the last failure was: {failure}"
+                ) from failure
+            self._ctx.count("rollout/redispatched_samples")
+            log.warning("dispatching %s again (%s)", request.key, failure)
+            await asyncio.sleep(ROUND_PAUSE_S * tries)
+            await self._readmit()
+
+    def so_far(self, request: GenerateRequest) -> Generated:
+        """The tokens that a sample under way has; those that it came with while no server has it."""
+        running = self._running.get(request.key)
+        return request.generated if running is None else running.so_far()
+
+    def evict(self, member: str) -> int:
+        """Give up a server: its samples go on elsewhere. How many there were."""
+        now, count = asyncio.get_running_loop().time(), 0
+        for running in self._running.values():
+            if running.member == member:
+                running.scope.reschedule(now)
+                count += 1
+        return count
+
+    async def _place(self, request: GenerateRequest) -> str:
+        members = self._fleet.in_use()
+        await self._fleet.learn_slots(members)
+        if not members:
+            self._look_for_servers()
+        return await self.places.take(request)
+
+    async def _try(
+        self, member: str, request: GenerateRequest, on_run: OnRun | None
+    ) -> tuple[Completion | None, ArgosyError | None]:
+        """What one server makes of a sample, and what went wrong if it isn't whole; None if it was ended by us."""
+        running = self._running[request.key] = Running.of(request, member)
+        self._begin(running)
+        completion: Completion | None = None
+        failure: ArgosyError | None = None
+
+        def watch(run: TokenRun) -> None:
+            running.take(run)
+            if on_run is not None:
+                on_run(run)
+
+        server = self._ctx.services.rollouts[member]
+        try:
+            async with running.scope:
+                async for completion in server.generate([request], deadline_s=self._ctx.deadline_s, on_run=watch):
+                    if completion.finish_reason is FinishReason.FAILED or not (
+                        completion.finish_reason in WHOLE or self.places.is_held(member)
+                    ):
+                        failure = UnavailableError(f"{member}: {completion.error or completion.finish_reason.value}")
+        except TimeoutError:  # it was given up
+            completion, failure = _partial(running), None
+        except DeadlineError as error:
+            if self._fleet.usable <= {member}:
+                raise
+            self._fleet.usable.discard(member)  # it takes samples and doesn't answer (case D6); others may
+            completion, failure = completion or _partial(running), error
+        except UnavailableError as error:
+            self._fleet.usable.discard(member)
+            failure = error
+        except StateError as error:
+            self._fleet.refused(member, error)
+            failure = error
+        except OverloadedError as error:
+            failure = error
+        finally:
+            self._end(running, completion)
+        return completion, failure
+
+    def _begin(self, running: Running) -> None:
+        if running.request.purpose == "train":
+            self._ctx.ledger.dispatched([running.request.sample_id], running.member)
+            self._fleet.begin_one(running.member)
+
+    def _end(self, running: Running, completion: Completion | None) -> None:
+        del self._running[running.request.key]
+        if running.request.purpose == "train":
+            made = len(running.token_ids if completion is None else completion.token_ids)
+            whole = completion is not None and completion.finish_reason in WHOLE
+            self._fleet.end_one(running.member, made - len(running.request.generated.token_ids), finished=whole)
+        self.places.leave(running.member)
+        if not self._fleet.in_use() and self.places.waiting_count:
+            self._look_for_servers()
+
+    async def _readmit(self) -> None:
+        """Once for all who ask at one time."""
+        if self._readmitting is None or self._readmitting.done():
+            self._readmitting = asyncio.create_task(self._fleet.readmit())
+        await asyncio.shield(self._readmitting)
+        self.places.fill()
+
+    def _look_for_servers(self) -> None:
+        """See to it that those who wait don't wait for nobody."""
+        if self._rescue is None or self._rescue.done():
+            self._rescue = asyncio.create_task(self._find_server())
+
+    async def _find_server(self) -> None:
+        for number in range(1, MAX_ROUNDS):
+            await asyncio.sleep(ROUND_PAUSE_S * number)
+            await self._readmit()
+            if self._fleet.in_use():
+                return
+        self.places.fail(UnavailableError(f"no rollout server was usable in {MAX_ROUNDS} tries"))
+
+
+def _partial(running: Running) -> Completion:
+    have = running.so_far()
+    return Completion(
+        running.request.sample_id,
+        have.token_ids,
+        have.log_probs,
+        have.versions,
+        FinishReason.ABORTED,
+        purpose=running.request.purpose,
+        member_id=running.member,
+    )
+
+
+def continue_from(request: GenerateRequest, partial: Completion) -> GenerateRequest:
+    """The same sample, going on after the tokens it already has."""
+    if not partial.token_ids:
+        return request
+    return replace(request, generated=Generated(partial.token_ids, partial.log_probs, partial.versions))
+
+
+def merged(runs: list[VersionRun]) -> tuple[VersionRun, ...]:
+    """Neighbours of one version as one.
+
+    >>> from argosy.types.ids import PolicyVersion
+    >>> one = PolicyVersion("l0", 1, "a")
+    >>> [run.token_count for run in merged([VersionRun(one, 2), VersionRun(one, 3)])]
+    [5]
+    """
+    found: list[VersionRun] = []
+    for run in runs:
+        if found and found[-1].version == run.version:
+            run = VersionRun(run.version, found.pop().token_count + run.token_count)
+        found.append(run)
+    return tuple(found)
