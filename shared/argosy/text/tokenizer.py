@@ -13,6 +13,10 @@ from argosy.types.errors import InvalidInputError
 __all__ = ["Message", "TextTokenizer", "Tools", "load_tokenizer"]
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
+_GENERAL_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""transformers' name for "what tokenizer.json says", in version 5 and before."""
+_WITHOUT_OWN_TOKENIZER = ("llama", None)
+"""Model types for which AutoTokenizer knows no class that it would prefer to those; None: a folder without a model."""
 
 
 class TextTokenizer:
@@ -140,16 +144,47 @@ def load_tokenizer(
         raise InvalidInputError(
             f"there is no model folder {name}; give a Hugging Face folder, or make one with `argosy model import`"
         )
-    from transformers import AutoTokenizer
-
     source = str(folder) if folder.is_dir() else name
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        if folder.is_dir() and _names_its_class(folder):
+            from transformers import PreTrainedTokenizerFast
+
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
+        else:
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise InvalidInputError(f"the tokenizer of {name} can't be loaded: {error}") from error
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     return TextTokenizer(tokenizer, name=name, eos_token_ids=_configured_eos(folder) if folder.is_dir() else ())
+
+
+def _names_its_class(folder: Path) -> bool:
+    """Whether AutoTokenizer would load the folder as transformers' general tokenizer, by what the files say.
+
+    It needs three seconds to find that out, since it imports torch and the models first: half of what a small run
+    takes to start.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        return False
+    named: dict[str, Any] = {}
+    for file in (folder / "tokenizer_config.json", folder / "config.json"):
+        content = _json_object(file) if file.is_file() else {}
+        if "auto_map" in content:
+            return False
+        named[file.stem] = content
+    kind = named["tokenizer_config"].get("tokenizer_class")
+    return kind in _GENERAL_CLASSES and named["config"].get("model_type") in _WITHOUT_OWN_TOKENIZER
+
+
+def _json_object(file: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidInputError(f"{file} is not valid JSON: {error}") from error
+    return content if isinstance(content, Mapping) else {}
 
 
 def _looks_like_path(name: str) -> bool:
@@ -172,11 +207,7 @@ def _configured_eos(folder: Path) -> list[int]:
         file = folder / name
         if not file.is_file():
             continue
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InvalidInputError(f"{file} is not valid JSON: {error}") from error
-        value = content.get("eos_token_id") if isinstance(content, Mapping) else None
+        value = _json_object(file).get("eos_token_id")
         found += value if isinstance(value, list) else [] if value is None else [value]
     return [int(number) for number in found]
 

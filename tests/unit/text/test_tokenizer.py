@@ -155,6 +155,41 @@ def test_a_template_that_refuses(byte_folder: Path) -> None:
         strict.render(HI)
 
 
+def test_what_is_loaded_the_short_way_is_what_auto_tokenizer_loads(byte_folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    short, long = load_tokenizer(byte_folder)._tokenizer, AutoTokenizer.from_pretrained(str(byte_folder))
+    assert type(short) is type(long)
+    assert short.backend_tokenizer.to_str() == long.backend_tokenizer.to_str()
+    assert short.special_tokens_map == long.special_tokens_map
+    assert (short.chat_template, short.model_max_length) == (long.chat_template, long.model_max_length)
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("tokenizer_config.json", {"tokenizer_class": "Qwen2Tokenizer"}),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["own.Own", None]}}),
+        ("config.json", {"model_type": "qwen2"}),
+    ],
+)
+def test_a_folder_that_needs_its_own_class_goes_the_long_way(
+    byte_folder: Path, file: str, change: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    path = byte_folder / file
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**content, **change}))
+
+    def from_pretrained(name: str, **_: object) -> None:
+        raise ValueError(f"asked for {name}")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
+    with pytest.raises(InvalidInputError, match=f"can't be loaded: asked for {byte_folder}"):
+        load_tokenizer(byte_folder)
+
+
 def test_works_without_torch(byte_folder: Path) -> None:
     """In a process where torch can't be imported, as on a controller host that doesn't have it."""
     program = f"""
