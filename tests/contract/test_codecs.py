@@ -79,6 +79,8 @@ requests = st.builds(
     params,
     st.sampled_from(["train", "val", "warmup"]),
     generated(),
+    priority=st.integers(-1000, 1000),
+    turn_start=st.integers(0, 1 << 20),
 )
 
 

@@ -34,6 +34,13 @@ def write_dump(
                 "step": step,
                 "finish_reason": completion.finish_reason.value,
             }
+            if completion.response_mask:
+                row |= {
+                    "num_turns": completion.message_count,
+                    "messages": list(completion.messages),
+                    "turn_rewards": [list(pair) for pair in completion.turn_rewards],
+                    "metrics": dict(completion.metrics),
+                }
             if isinstance(outcome, Scored):
                 row |= dict(outcome.parts)
             elif isinstance(outcome, Failed):

@@ -52,7 +52,18 @@ def batch_metrics(
         "training/max_response_length": float(max_response),
     }
     metrics |= spread("global_seqlen", responses + prompts)
-    return metrics
+    return metrics | turn_metrics(completions.values())
+
+
+def turn_metrics(completions: Iterable[Completion]) -> dict[str, float]:
+    """num_turns/* as in verl: chat messages, the prompt being one; and the mean of each figure that samples brought."""
+    completions = list(completions)
+    metrics = spread("num_turns", np.array([completion.message_count for completion in completions]))
+    figures: dict[str, list[float]] = {}
+    for completion in completions:
+        for name, value in completion.metrics.items():
+            figures.setdefault(name, []).append(value)
+    return metrics | {f"agent/{name}/mean": float(np.mean(values)) for name, values in sorted(figures.items())}
 
 
 def outcome_metrics(outcomes: Iterable[Outcome]) -> dict[str, float]:

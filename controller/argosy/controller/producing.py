@@ -133,7 +133,8 @@ class Producer:
         sampled = {sample: row for sample, row in made.completions.items() if sample.k < n}
         greedy = {sample: row for sample, row in made.completions.items() if sample.k >= n}
         baselines = {
-            sample.group: reward_of(config, made.outcomes[sample], len(row.token_ids)) for sample, row in greedy.items()
+            sample.group: reward_of(config, made.outcomes[sample], len(row.token_ids), row.turn_rewards)
+            for sample, row in greedy.items()
         }
         if greedy:
             self._ctx.ledger.baseline(sorted(greedy))

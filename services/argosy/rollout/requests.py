@@ -74,6 +74,8 @@ def _generated_problem(request: GenerateRequest, vocab_size: int, max_model_len:
         return f"generated.versions covers {sum(run.token_count for run in generated.versions)} of {count} tokens"
     if count > request.params.max_tokens:
         return f"generated.token_ids has {count} tokens, more than max_tokens {request.params.max_tokens}"
+    if not _is_int(request.turn_start) or not 0 <= request.turn_start <= count:
+        return f"turn_start must be from 0 to the {count} tokens of generated, got {request.turn_start!r}"
     prompt_count = len(request.prompt_ids)
     if count and prompt_count + count > max_model_len:
         return (

@@ -34,6 +34,10 @@ class Prompt:
     """Row in the dataset, from 0, before shuffling and filtering."""
     messages: tuple[Mapping[str, Any], ...] = ()
     """The chat messages that the text was made of, for reward services that ask for them."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """JSON schemas of the tools that the template was given, in OpenAI's form."""
+    agent_name: str = ""
+    """Which agent loop answers it; empty: the run's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,10 @@ class GenerateRequest:
     priority: int = 0
     """Of the samples that wait, those with more go first; equal ones in the order in which they came. It decides only
     when a sample is drawn, never what."""
+    turn_start: int = 0
+    """Where in the output the present turn begins, ≤ len(generated.token_ids): the tokens before it are earlier turns
+    and what others said in between, at which neither end ids nor stop strings end the sample. max_tokens and min_tokens
+    count the whole output."""
 
     @property
     def key(self) -> str:
@@ -167,6 +175,28 @@ class Completion:
     """Prompt tokens whose keys and values were reused from another sample (prefix sharing)."""
     member_id: str = ""
     """The server that finished it; empty in-process."""
+    response_mask: tuple[int, ...] = ()
+    """One per token: 1 = sampled by the policy, 0 = written by a tool or a user (its log-prob is 0). Empty: all 1."""
+    turn_count: int = 1
+    """Turns that the policy had."""
+    turn_rewards: tuple[tuple[int, float], ...] = ()
+    """(index of a token, reward) given on the way, beside the outcome."""
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """What the prompt's messages were followed by, as chat messages; empty for a plain answer."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Figures of this sample (tool calls …), which become means over the step."""
+    outcome: Outcome | None = None
+    """A verdict that came with the trajectory; None: a reward service is asked."""
+
+    @property
+    def mask(self) -> tuple[int, ...]:
+        """`response_mask`, written out."""
+        return self.response_mask or (1,) * len(self.token_ids)
+
+    @property
+    def message_count(self) -> int:
+        """Chat messages of the conversation, the first prompt being one (verl's num_turns): 2 for a plain answer."""
+        return 2 * self.turn_count + int(bool(self.response_mask) and not self.response_mask[-1])
 
     @property
     def overlong_prompt(self) -> bool:
@@ -190,7 +220,8 @@ class ScoreRequest:
     valid_response: bool = True
     """False when the response was cut by the length limit."""
     messages: tuple[Mapping[str, Any], ...] = ()
-    """The prompt's chat messages, as JSON objects; sent only if the service asks for them."""
+    """The chat messages, as JSON objects; sent only if the service asks for them. After the prompt's come those of an
+    answer with several turns."""
 
 
 @dataclass(frozen=True, slots=True)

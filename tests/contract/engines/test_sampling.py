@@ -208,6 +208,31 @@ async def test_it_goes_on_after_tokens_that_another_server_generated(served: Ser
     assert ended.finish_reason is FinishReason.STOP
 
 
+async def test_a_second_turn_begins_after_the_end_of_the_first(served: Served, rollout: RolloutClient) -> None:
+    """Neither the stop id nor the stop string that ended the first turn ends the second, and no token changes."""
+    one = request(0, temperature=0.0, max_tokens=12)
+    [whole] = await ask(rollout, [one])
+    stop = whole.token_ids[3]
+    params = replace(one.params, stop_token_ids=(stop,))
+    [first] = await ask(rollout, [replace(one, params=params)])
+    assert first.finish_reason is FinishReason.STOP
+    said = 2  # tokens of a tool, whose log-probs are 0
+    ids = (*first.token_ids, 7, 9)
+    begun = Generated(ids, (*first.log_probs, 0.0, 0.0), (replace(first.versions[0], token_count=len(ids)),))
+    stops = (first.text[-1:] or "x",) if honours(served, {"stop": ()}) else ()
+    turn = replace(one, params=replace(params, stop=stops), generated=begun, turn_start=len(ids))
+    [second] = await ask(rollout, [turn])
+    assert second.token_ids[: len(ids)] == ids
+    assert second.log_probs[-said - len(second.token_ids) + len(ids) :][:said] == (0.0, 0.0)
+    assert second.log_probs[: len(ids)] == pytest.approx(begun.log_probs, abs=1e-6)
+    assert len(second.token_ids) > len(ids)
+    full = replace(turn, params=replace(params, max_tokens=len(ids)))
+    [at_once] = await ask(rollout, [full])
+    assert (at_once.token_ids, at_once.finish_reason) == (ids, FinishReason.LENGTH)
+    with pytest.raises(InvalidInputError, match="turn_start"):
+        await ask(rollout, [replace(turn, turn_start=len(ids) + 1)])
+
+
 async def test_prompts_and_answers_fill_the_context_and_no_more(rollout: RolloutClient) -> None:
     prompt = tuple(3 + index % 200 for index in range(MAX_LEN - 6))
     one = replace(request(0, max_tokens=50), prompt_ids=prompt)

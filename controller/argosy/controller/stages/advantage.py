@@ -25,21 +25,25 @@ def build_batch(
 ) -> TrajectoryBatch:
     """One row per sample in id order, with rollout_log_probs, score and token_rewards.
 
-    A sample without a score is masked out: it is in the batch, but no token of it is trained (case G1).
+    A sample without a score is masked out: it is in the batch, but no token of it is trained (case G1). Of a sample
+    with several turns only what the policy sampled is trained.
     """
     by_group = {prompt.group: prompt for prompt in prompts}
     order = sorted(completions)
     rows = [completions[sample] for sample in order]
     scores = np.array([_score(outcomes[sample]) for sample in order], np.float64)
-    mask = [np.full(len(row.token_ids), 0 if np.isnan(score) else 1) for row, score in zip(rows, scores, strict=True)]
+    mask = [[0] * len(row.token_ids) if np.isnan(score) else row.mask for row, score in zip(rows, scores, strict=True)]
     batch = TrajectoryBatch.build(
         order,
         [by_group[sample.group].token_ids for sample in order],
         [row.token_ids for row in rows],
-        [list(row) for row in mask],
+        mask,
         rollout_log_probs=Ragged.from_rows([row.log_probs for row in rows], np.float32),
     )
-    rewards = [token_rewards(outcomes[sample], len(row.token_ids)) for sample, row in zip(order, rows, strict=True)]
+    rewards = [
+        token_rewards(outcomes[sample], len(row.token_ids), row.response_mask, row.turn_rewards)
+        for sample, row in zip(order, rows, strict=True)
+    ]
     return batch.with_scalars("score", scores).with_column("token_rewards", Ragged.from_rows(rewards, np.float32))
 
 

@@ -37,7 +37,7 @@ class NoFullBatchError(ArgosyError):
     """Dynamic sampling has drawn as often as it may, and a step's batch still isn't full."""
 
 
-def metric_of(config: Config, outcome: Outcome, length: int) -> float:
+def metric_of(config: Config, outcome: Outcome, length: int, turn_rewards: Sequence[tuple[int, float]] = ()) -> float:
     """`algorithm.filter_groups.metric` of one response; NaN when nobody could judge it.
 
     Raises ConfigError where the scorer gives no such number.
@@ -46,7 +46,7 @@ def metric_of(config: Config, outcome: Outcome, length: int) -> float:
     if not isinstance(outcome, Scored):
         return math.nan
     if name in SHAPED:
-        return reward_of(config, outcome, length)
+        return reward_of(config, outcome, length, turn_rewards)
     value = number_of(outcome, name)
     if math.isnan(value) and name == "acc":
         return outcome.score
@@ -102,7 +102,8 @@ class GroupFilter:
             return dropped
         metrics: dict[GroupId, list[float]] = {prompt.group: [] for prompt in prompts}
         for sample, completion in completions.items():
-            value = metric_of(self.config, outcomes[sample], len(completion.token_ids))
+            length = len(completion.token_ids)
+            value = metric_of(self.config, outcomes[sample], length, completion.turn_rewards)
             metrics[sample.group].append(value)
         for prompt in prompts:
             values = metrics[prompt.group]

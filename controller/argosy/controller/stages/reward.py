@@ -31,7 +31,7 @@ def score_request(prompt: Prompt, completion: Completion) -> ScoreRequest:
         prompt_ids=prompt.token_ids,
         response_ids=completion.token_ids,
         valid_response=completion.finish_reason is not FinishReason.LENGTH,
-        messages=prompt.messages,
+        messages=(*prompt.messages, *completion.messages),
     )
 
 
@@ -67,11 +67,17 @@ class RewardStage:
             self._tasks.create_task(self._score(self._prompts[completion.sample_id.group], list(group)))
 
     async def _score(self, prompt: Prompt, completions: Sequence[Completion]) -> None:
-        overlong = [completion for completion in completions if completion.overlong_prompt]
+        overlong = [one for one in completions if one.overlong_prompt and one.outcome is None]
         if overlong:
             log.warning("%d samples of prompt %s are not trained: %s", len(overlong), prompt.group, overlong[0].error)
             self.outcomes |= dict.fromkeys([completion.sample_id for completion in overlong], OVERLONG)
-        requests = [score_request(prompt, completion) for completion in completions if not completion.overlong_prompt]
+        came_along = {one.sample_id: one.outcome for one in completions if one.outcome is not None}
+        self.outcomes |= came_along
+        requests = [
+            score_request(prompt, completion)
+            for completion in completions
+            if not completion.overlong_prompt and completion.sample_id not in came_along
+        ]
         if not requests:
             return
         async with self._slots:

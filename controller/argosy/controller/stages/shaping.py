@@ -22,15 +22,25 @@ from argosy.types.records import Outcome, Scored
 Floats = npt.NDArray[np.float64]
 
 
-def token_rewards(outcome: Outcome, length: int) -> npt.NDArray[np.float32]:
-    """Of a response of `length` tokens: dense scores where the scorer gave them, else the score on the last token."""
+def token_rewards(
+    outcome: Outcome, length: int, mask: Sequence[int] = (), turn_rewards: Sequence[tuple[int, float]] = ()
+) -> npt.NDArray[np.float32]:
+    """Of a response of `length` tokens: dense scores where the scorer gave them, else the score on the last token that
+    the policy sampled (by `mask`; empty: the last one); and what was given on the way, each on its token."""
     rewards = np.zeros(length, np.float32)
     if isinstance(outcome, Scored) and length:
         if len(outcome.token_scores) == length:
             rewards[:] = outcome.token_scores
         else:
-            rewards[-1] = outcome.score
+            rewards[_last_sampled(mask, length)] = outcome.score
+        for index, reward in turn_rewards:
+            rewards[index] += reward
     return rewards
+
+
+def _last_sampled(mask: Sequence[int], length: int) -> int:
+    sampled = np.flatnonzero(np.asarray(mask))
+    return int(sampled[-1]) if len(sampled) else length - 1
 
 
 def overlong_penalties(config: Config, lengths: npt.ArrayLike) -> Floats | None:
@@ -43,12 +53,13 @@ def overlong_penalties(config: Config, lengths: npt.ArrayLike) -> Floats | None:
     return overlong_penalty(lengths, longest, buffer.len, buffer.penalty_factor)
 
 
-def reward_of(config: Config, outcome: Outcome, length: int) -> float:
-    """A response's whole reward, penalty included; NaN when nobody could judge it."""
+def reward_of(config: Config, outcome: Outcome, length: int, turn_rewards: Sequence[tuple[int, float]] = ()) -> float:
+    """A response's whole reward, penalty and rewards on the way included; NaN when nobody could judge it."""
     if not isinstance(outcome, Scored):
         return math.nan
     penalty = overlong_penalties(config, [length])
-    return float(token_rewards(outcome, length).sum()) + (0.0 if penalty is None else float(penalty[0]))
+    rewards = token_rewards(outcome, length, (), turn_rewards)
+    return float(rewards.sum()) + (0.0 if penalty is None else float(penalty[0]))
 
 
 def shape_rewards(config: Config, batch: TrajectoryBatch) -> tuple[TrajectoryBatch, dict[str, float]]:

@@ -128,9 +128,11 @@ def sample_request_to_pb(request: GenerateRequest) -> pb.SampleRequest:
             prompt_ids=int32s_to_bytes(request.prompt_ids),
             params=params_to_pb(request.params),
             priority=request.priority,
+            turn_start=request.turn_start,
         )
     except (TypeError, ValueError) as unfit:
-        raise InvalidInputError(f"priority can't be {request.priority!r}: {unfit}", field="priority") from unfit
+        problem = f"priority can't be {request.priority!r}, or turn_start {request.turn_start!r}: {unfit}"
+        raise InvalidInputError(problem, field="priority") from unfit
     if request.generated.token_ids:
         message.generated.CopyFrom(generated_to_pb(request.generated))
     return message
@@ -145,6 +147,7 @@ def sample_request_from_pb(message: pb.SampleRequest) -> GenerateRequest:
         purpose=message.key.purpose or "train",
         generated=generated_from_pb(message.generated),
         priority=message.priority,
+        turn_start=message.turn_start,
     )
 
 

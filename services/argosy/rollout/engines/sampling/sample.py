@@ -74,7 +74,8 @@ class Sample:
         stops = None
         if params.stop:
             include = params.include_stop_str_in_output
-            stops = StopStrings(params.stop, decode, include=include, min_tokens=params.min_tokens)
+            least = params.min_tokens - request.turn_start
+            stops = StopStrings(params.stop, decode, include=include, min_tokens=least)
         return cls(
             request,
             stop_ids=eos.union(params.stop_token_ids),
@@ -105,11 +106,13 @@ class Sample:
         return (*self.request.prompt_ids, *self.token_ids)[:-1]
 
     def replay(self) -> FinishReason | None:
-        """Run the stop rules over tokens that came with the request; a reason if the sample is already at its end."""
-        for index, token_id in enumerate(self.token_ids):
+        """Run the stop rules over the present turn's tokens that came with the request; a reason if the sample is
+        already at its end."""
+        start = self.request.turn_start
+        for index, token_id in enumerate(self.token_ids[start:], start):
             if (reason := self._reason(token_id, index + 1)) is not None:
                 return reason
-        return None
+        return FinishReason.LENGTH if start and start >= self.limit else None
 
     def append(self, token_id: int, log_prob: float, version: PolicyVersion) -> FinishReason | None:
         """Take in a sampled token; a reason if it ends the sample."""
@@ -158,7 +161,9 @@ class Sample:
 
     def complete(self, reason: FinishReason, decode: Callable[[Sequence[int]], str], error: str = "") -> None:
         """Deliver the completion."""
-        stopped_by_text = self.stops is not None and self.stops.found
+        text = decode(self.token_ids)
+        if self.stops is not None and self.stops.found:
+            text = decode(self.token_ids[: self.request.turn_start]) + self.stops.text
         self.deliver(
             Completion(
                 sample_id=self.request.sample_id,
@@ -166,7 +171,7 @@ class Sample:
                 log_probs=tuple(self.log_probs),
                 versions=self.version_runs(),
                 finish_reason=reason,
-                text=self.stops.text if self.stops is not None and stopped_by_text else decode(self.token_ids),
+                text=text,
                 error=error,
                 purpose=self.request.purpose,
                 cached_prompt_tokens=self.cached_prompt_tokens,

@@ -112,14 +112,14 @@ class Sample:
 
     def _cut(self, decode: Decode) -> None:
         """End the written tokens at the first that stops the sample."""
-        params = self.request.params
-        end = self._first_stop_id(params.min_tokens)
+        params, start = self.request.params, self.request.turn_start
+        end = self._first_stop_id(max(params.min_tokens, start))
         strings = None
         if params.stop:
             strings = StopStrings(
-                params.stop, decode, include=params.include_stop_str_in_output, min_tokens=params.min_tokens
+                params.stop, decode, include=params.include_stop_str_in_output, min_tokens=params.min_tokens - start
             )
-            for index, token in enumerate(self._token_ids[:end]):
+            for index, token in enumerate(self._token_ids[start:end], start):
                 if strings.push(token):
                     end = index + 1
                     break
@@ -127,12 +127,13 @@ class Sample:
             end = max(end, self.count)  # tokens that came with the request stay, as in every engine
             del self._token_ids[end:], self._log_probs[end:]
             self.reason = FinishReason.STOP
-            self._text = strings.text if strings is not None and strings.found else None
+            if strings is not None and strings.found:
+                self._text = decode(self._token_ids[:start]) + strings.text
 
-    def _first_stop_id(self, min_tokens: int) -> int | None:
-        """Tokens up to and with the first stop id that counts; None without one."""
+    def _first_stop_id(self, least: int) -> int | None:
+        """Tokens up to and with the first stop id among those after `least`; None without one."""
         stops: Sequence[int] = [
-            index for index, token in enumerate(self._token_ids) if index >= min_tokens and token in self._stop_ids
+            index for index, token in enumerate(self._token_ids) if index >= least and token in self._stop_ids
         ]
         return stops[0] + 1 if stops else None
 

@@ -27,7 +27,7 @@ from argosy.api.common.v1 import ids_pb2 as argosy_dot_api_dot_common_dot_v1_dot
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$argosy/api/rollout/v1/generate.proto\x12\x15\x61rgosy.api.rollout.v1\x1a\"argosy/api/common/v1/context.proto\x1a\x1e\x61rgosy/api/common/v1/ids.proto\x1a\x1egoogle/protobuf/duration.proto\"\xbc\x01\n\x0fGenerateRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12\x30\n\x03\x61\x64\x64\x18\x02 \x01(\x0b\x32!.argosy.api.rollout.v1.AddSamplesH\x00\x12\x36\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32$.argosy.api.rollout.v1.CancelSamplesH\x00\x42\x08\n\x06\x61\x63tion\"p\n\nAddSamples\x12\x35\n\x07samples\x18\x01 \x03(\x0b\x32$.argosy.api.rollout.v1.SampleRequest\x12+\n\x08\x64\x65\x61\x64line\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"?\n\rCancelSamples\x12.\n\x04keys\x18\x01 \x03(\x0b\x32 .argosy.api.rollout.v1.SampleKey\"O\n\tSampleKey\x12\x0f\n\x07purpose\x18\x01 \x01(\t\x12\x31\n\tsample_id\x18\x02 \x01(\x0b\x32\x1e.argosy.api.common.v1.SampleId\"\xd6\x01\n\rSampleRequest\x12-\n\x03key\x18\x01 \x01(\x0b\x32 .argosy.api.rollout.v1.SampleKey\x12\x12\n\nprompt_ids\x18\x02 \x01(\x0c\x12\x35\n\x06params\x18\x03 \x01(\x0b\x32%.argosy.api.rollout.v1.SamplingParams\x12\x39\n\tgenerated\x18\x04 \x01(\x0b\x32&.argosy.api.rollout.v1.GeneratedTokens\x12\x10\n\x08priority\x18\x05 \x01(\x05\"k\n\x0fGeneratedTokens\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x11\n\tlog_probs\x18\x02 \x01(\x0c\x12\x32\n\x08versions\x18\x03 \x03(\x0b\x32 .argosy.api.common.v1.VersionRun\"\xce\x03\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x07 \x01(\x05H\x06\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x0c\n\x04stop\x18\t \x03(\t\x12\'\n\x1ainclude_stop_str_in_output\x18\n \x01(\x08H\x07\x88\x01\x01\x12\x17\n\nignore_eos\x18\x0b \x01(\x08H\x08\x88\x01\x01\x12\x11\n\x04seed\x18\x0c \x01(\x03H\t\x88\x01\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\r\n\x0b_min_tokensB\x1d\n\x1b_include_stop_str_in_outputB\r\n\x0b_ignore_eosB\x07\n\x05_seed\"\xea\x01\n\x10GenerateResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12-\n\x04runs\x18\x02 \x03(\x0b\x32\x1f.argosy.api.rollout.v1.TokenRun\x12\x37\n\x08\x66inished\x18\x03 \x03(\x0b\x32%.argosy.api.rollout.v1.FinishedSample\x12\x36\n\x07refused\x18\x04 \x03(\x0b\x32%.argosy.api.rollout.v1.RefusedSamples\"\x81\x01\n\x08TokenRun\x12-\n\x03key\x18\x01 \x01(\x0b\x32 .argosy.api.rollout.v1.SampleKey\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x36\n\x06tokens\x18\x03 \x01(\x0b\x32&.argosy.api.rollout.v1.GeneratedTokens\"\xd0\x01\n\x0e\x46inishedSample\x12-\n\x03key\x18\x01 \x01(\x0b\x32 .argosy.api.rollout.v1.SampleKey\x12:\n\rfinish_reason\x18\x02 \x01(\x0e\x32#.argosy.api.rollout.v1.FinishReason\x12\x13\n\x0btoken_count\x18\x03 \x01(\x03\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12!\n\x19\x63\x61\x63hed_prompt_token_count\x18\x06 \x01(\x03\"\x89\x02\n\x0eRefusedSamples\x12.\n\x04keys\x18\x01 \x03(\x0b\x32 .argosy.api.rollout.v1.SampleKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x45\n\x08metadata\x18\x04 \x03(\x0b\x32\x33.argosy.api.rollout.v1.RefusedSamples.MetadataEntry\x12.\n\x0bretry_delay\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\x94\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03\x12\x18\n\x14\x46INISH_REASON_FAILED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$argosy/api/rollout/v1/generate.proto\x12\x15\x61rgosy.api.rollout.v1\x1a\"argosy/api/common/v1/context.proto\x1a\x1e\x61rgosy/api/common/v1/ids.proto\x1a\x1egoogle/protobuf/duration.proto\"\xbc\x01\n\x0fGenerateRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12\x30\n\x03\x61\x64\x64\x18\x02 \x01(\x0b\x32!.argosy.api.rollout.v1.AddSamplesH\x00\x12\x36\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32$.argosy.api.rollout.v1.CancelSamplesH\x00\x42\x08\n\x06\x61\x63tion\"p\n\nAddSamples\x12\x35\n\x07samples\x18\x01 \x03(\x0b\x32$.argosy.api.rollout.v1.SampleRequest\x12+\n\x08\x64\x65\x61\x64line\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"?\n\rCancelSamples\x12.\n\x04keys\x18\x01 \x03(\x0b\x32 .argosy.api.rollout.v1.SampleKey\"O\n\tSampleKey\x12\x0f\n\x07purpose\x18\x01 \x01(\t\x12\x31\n\tsample_id\x18\x02 \x01(\x0b\x32\x1e.argosy.api.common.v1.SampleId\"\xea\x01\n\rSampleRequest\x12-\n\x03key\x18\x01 \x01(\x0b\x32 .argosy.api.rollout.v1.SampleKey\x12\x12\n\nprompt_ids\x18\x02 \x01(\x0c\x12\x35\n\x06params\x18\x03 \x01(\x0b\x32%.argosy.api.rollout.v1.SamplingParams\x12\x39\n\tgenerated\x18\x04 \x01(\x0b\x32&.argosy.api.rollout.v1.GeneratedTokens\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x12\n\nturn_start\x18\x06 \x01(\x05\"k\n\x0fGeneratedTokens\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x11\n\tlog_probs\x18\x02 \x01(\x0c\x12\x32\n\x08versions\x18\x03 \x03(\x0b\x32 .argosy.api.common.v1.VersionRun\"\xce\x03\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x07 \x01(\x05H\x06\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x0c\n\x04stop\x18\t \x03(\t\x12\'\n\x1ainclude_stop_str_in_output\x18\n \x01(\x08H\x07\x88\x01\x01\x12\x17\n\nignore_eos\x18\x0b \x01(\x08H\x08\x88\x01\x01\x12\x11\n\x04seed\x18\x0c \x01(\x03H\t\x88\x01\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\r\n\x0b_min_tokensB\x1d\n\x1b_include_stop_str_in_outputB\r\n\x0b_ignore_eosB\x07\n\x05_seed\"\xea\x01\n\x10GenerateResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12-\n\x04runs\x18\x02 \x03(\x0b\x32\x1f.argosy.api.rollout.v1.TokenRun\x12\x37\n\x08\x66inished\x18\x03 \x03(\x0b\x32%.argosy.api.rollout.v1.FinishedSample\x12\x36\n\x07refused\x18\x04 \x03(\x0b\x32%.argosy.api.rollout.v1.RefusedSamples\"\x81\x01\n\x08TokenRun\x12-\n\x03key\x18\x01 \x01(\x0b\x32 .argosy.api.rollout.v1.SampleKey\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x36\n\x06tokens\x18\x03 \x01(\x0b\x32&.argosy.api.rollout.v1.GeneratedTokens\"\xd0\x01\n\x0e\x46inishedSample\x12-\n\x03key\x18\x01 \x01(\x0b\x32 .argosy.api.rollout.v1.SampleKey\x12:\n\rfinish_reason\x18\x02 \x01(\x0e\x32#.argosy.api.rollout.v1.FinishReason\x12\x13\n\x0btoken_count\x18\x03 \x01(\x03\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12!\n\x19\x63\x61\x63hed_prompt_token_count\x18\x06 \x01(\x03\"\x89\x02\n\x0eRefusedSamples\x12.\n\x04keys\x18\x01 \x03(\x0b\x32 .argosy.api.rollout.v1.SampleKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x45\n\x08metadata\x18\x04 \x03(\x0b\x32\x33.argosy.api.rollout.v1.RefusedSamples.MetadataEntry\x12.\n\x0bretry_delay\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\x94\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03\x12\x18\n\x14\x46INISH_REASON_FAILED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REFUSEDSAMPLES_METADATAENTRY']._loaded_options = None
   _globals['_REFUSEDSAMPLES_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2254
-  _globals['_FINISHREASON']._serialized_end=2402
+  _globals['_FINISHREASON']._serialized_start=2274
+  _globals['_FINISHREASON']._serialized_end=2422
   _globals['_GENERATEREQUEST']._serialized_start=164
   _globals['_GENERATEREQUEST']._serialized_end=352
   _globals['_ADDSAMPLES']._serialized_start=354
@@ -47,19 +47,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLEKEY']._serialized_start=533
   _globals['_SAMPLEKEY']._serialized_end=612
   _globals['_SAMPLEREQUEST']._serialized_start=615
-  _globals['_SAMPLEREQUEST']._serialized_end=829
-  _globals['_GENERATEDTOKENS']._serialized_start=831
-  _globals['_GENERATEDTOKENS']._serialized_end=938
-  _globals['_SAMPLINGPARAMS']._serialized_start=941
-  _globals['_SAMPLINGPARAMS']._serialized_end=1403
-  _globals['_GENERATERESPONSE']._serialized_start=1406
-  _globals['_GENERATERESPONSE']._serialized_end=1640
-  _globals['_TOKENRUN']._serialized_start=1643
-  _globals['_TOKENRUN']._serialized_end=1772
-  _globals['_FINISHEDSAMPLE']._serialized_start=1775
-  _globals['_FINISHEDSAMPLE']._serialized_end=1983
-  _globals['_REFUSEDSAMPLES']._serialized_start=1986
-  _globals['_REFUSEDSAMPLES']._serialized_end=2251
-  _globals['_REFUSEDSAMPLES_METADATAENTRY']._serialized_start=2204
-  _globals['_REFUSEDSAMPLES_METADATAENTRY']._serialized_end=2251
+  _globals['_SAMPLEREQUEST']._serialized_end=849
+  _globals['_GENERATEDTOKENS']._serialized_start=851
+  _globals['_GENERATEDTOKENS']._serialized_end=958
+  _globals['_SAMPLINGPARAMS']._serialized_start=961
+  _globals['_SAMPLINGPARAMS']._serialized_end=1423
+  _globals['_GENERATERESPONSE']._serialized_start=1426
+  _globals['_GENERATERESPONSE']._serialized_end=1660
+  _globals['_TOKENRUN']._serialized_start=1663
+  _globals['_TOKENRUN']._serialized_end=1792
+  _globals['_FINISHEDSAMPLE']._serialized_start=1795
+  _globals['_FINISHEDSAMPLE']._serialized_end=2003
+  _globals['_REFUSEDSAMPLES']._serialized_start=2006
+  _globals['_REFUSEDSAMPLES']._serialized_end=2271
+  _globals['_REFUSEDSAMPLES_METADATAENTRY']._serialized_start=2224
+  _globals['_REFUSEDSAMPLES_METADATAENTRY']._serialized_end=2271
 # @@protoc_insertion_point(module_scope)

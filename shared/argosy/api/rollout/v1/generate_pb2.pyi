@@ -171,10 +171,13 @@ class SampleRequest(google.protobuf.message.Message):
     PARAMS_FIELD_NUMBER: builtins.int
     GENERATED_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
+    TURN_START_FIELD_NUMBER: builtins.int
     prompt_ids: builtins.bytes
     """Prompt token ids, int32 little-endian, exactly as the engine shall see them. Empty is not allowed."""
     priority: builtins.int
     """Of the samples that wait, those with more go first; equal ones in the order in which they came. Zero and unset: as training samples."""
+    turn_start: builtins.int
+    """Where in the output the present turn begins: the tokens of `generated` before it are earlier turns and what others said in between, at which nothing ends the sample. At most the number of those tokens. Zero and unset: the output is one turn."""
     @property
     def key(self) -> global___SampleKey:
         """Which sample."""
@@ -195,9 +198,10 @@ class SampleRequest(google.protobuf.message.Message):
         params: global___SamplingParams | None = ...,
         generated: global___GeneratedTokens | None = ...,
         priority: builtins.int = ...,
+        turn_start: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["generated", b"generated", "key", b"key", "params", b"params"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["generated", b"generated", "key", b"key", "params", b"params", "priority", b"priority", "prompt_ids", b"prompt_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generated", b"generated", "key", b"key", "params", b"params", "priority", b"priority", "prompt_ids", b"prompt_ids", "turn_start", b"turn_start"]) -> None: ...
 
 global___SampleRequest = SampleRequest
 
