@@ -53,6 +53,11 @@ class IdSet:
         bounds = self._bounds.get((sample.data_epoch, sample.k, sample.attempt), ())
         return bisect_right(bounds, sample.position) % 2 == 1
 
+    def at(self, data_epoch: int, position: int) -> list[SampleId]:
+        """The samples of one prompt that are in it."""
+        lines = sorted(line for line in self._bounds if line[0] == data_epoch)
+        return [one for _, k, attempt in lines if (one := SampleId(data_epoch, position, k, attempt)) in self]
+
     def __len__(self) -> int:
         return self._size
 

@@ -15,6 +15,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,17 +120,47 @@ def read_segment(folder: Path, step: int) -> list[dict[str, Any]]:
 def rewind(folder: Path, cut: LedgerCut, lineage: str) -> int:
     """Set aside the segments after a checkpoint's cut, under `abandoned/<lineage>`; returns how many there were.
 
-    Raises CorruptDataError if the cut's own segment is missing or differs from what the checkpoint recorded.
+    A cut that was itself abandoned (somebody went back further, and now comes again) gets its segments back.
+    Raises CorruptDataError if the cut's own segment is missing or damaged.
     """
-    if cut.step and cut.sha256 and load_segment(folder, cut.step).sha256 != cut.sha256:
-        path = segment_path(folder, cut.step)
-        raise CorruptDataError(f"ledger segment {path} is not the one that the checkpoint recorded")
+    if cut.step and cut.sha256:
+        _bring_back(folder, cut, lineage)
     later = [step for step in steps_in(folder) if step > cut.step]
     for step in later:
-        target = segment_path(folder / "abandoned" / lineage, step)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        segment_path(folder, step).replace(target)
+        _set_aside(folder, step, lineage)
     return len(later)
+
+
+def _bring_back(folder: Path, cut: LedgerCut, lineage: str) -> None:
+    """Make the chain that ends with the cut the one in `folder`."""
+    step, wanted = cut.step, cut.sha256
+    while wanted:
+        present = segment_path(folder, step).exists()
+        if present and load_segment(folder, step).sha256 == wanted:
+            return
+        found = _find_abandoned(folder, step, wanted)
+        if found is None:
+            path = segment_path(folder, step)
+            what = "is not the one that the checkpoint recorded" if present else "is missing"
+            raise CorruptDataError(f"ledger segment {path} {what}")
+        if present:
+            _set_aside(folder, step, lineage)
+        write_atomically(segment_path(folder, step), segment_path(found, step).read_bytes())
+        step, wanted = step - 1, load_segment(folder, step).previous
+
+
+def _find_abandoned(folder: Path, step: int, digest: str) -> Path | None:
+    for abandoned in sorted((folder / "abandoned").glob("*")):
+        with suppress(CorruptDataError):  # a damaged one is not the one that is looked for
+            if segment_path(abandoned, step).exists() and load_segment(abandoned, step).sha256 == digest:
+                return abandoned
+    return None
+
+
+def _set_aside(folder: Path, step: int, lineage: str) -> None:
+    target = segment_path(folder / "abandoned" / lineage, step)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    segment_path(folder, step).replace(target)
 
 
 def _digest(body: bytes, end: Mapping[str, Any]) -> str:
