@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.config.schema.engines import SglangConfig, SimulatedConfig
+from argosy.config.schema.openai import OpenaiConfig
 from argosy.config.schema.rewards import RewardServiceConfig
 from argosy.config.schema.services import ServicesConfig
 from argosy.config.schema.weight_sync import WeightSyncConfig
@@ -229,6 +230,8 @@ class ArgosyConfig:
     """Whether the engines still compute what the trainer computes."""
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
     """Weights on their way from the trainer to the rollout servers."""
+    openai: OpenaiConfig = field(default_factory=OpenaiConfig)
+    """The OpenAI-compatible endpoint in front of the rollout servers."""
     membership: MembershipConfig = field(default_factory=MembershipConfig)
     """Who is in the fleet."""
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)

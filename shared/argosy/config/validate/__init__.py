@@ -16,6 +16,7 @@ from argosy.config.validate.critic import check_critic
 from argosy.config.validate.engines import check_engine, check_sglang_filters
 from argosy.config.validate.files import check_data_files, check_other_paths
 from argosy.config.validate.losses import check_losses
+from argosy.config.validate.openai import check_openai
 from argosy.config.validate.parallel import (
     check_compilation,
     check_model_heads,
@@ -60,6 +61,7 @@ CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_engine,
     check_sglang_filters,
     check_weight_sync,
+    check_openai,
     check_devices,
     check_services,
     check_pools,

@@ -162,7 +162,7 @@ def check_argosy(config: Config) -> Iterator[str]:
         yield from _check_deterministic(config)
     for name in ("rollout", "trainer", "critic", "reference", "reward"):
         host = getattr(argosy, name).host
-        if not _is_loopback(host) and not argosy.allow_remote_hosts:
+        if not is_loopback(host) and not argosy.allow_remote_hosts:
             yield (
                 f"argosy.{name}.host: got {host!r}; calls are neither encrypted nor authenticated, so only loopback is "
                 "accepted; on a network that you trust set argosy.allow_remote_hosts=true"
@@ -199,7 +199,8 @@ def check_devices(config: Config) -> Iterator[str]:
             yield f"argosy.{name}.device: got {device!r}, wants auto, cpu, cuda or cuda:N"
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
     if host == "localhost":
         return True
     try:
