@@ -85,9 +85,22 @@ class GroupSource(Protocol):
         nothing that it began goes on."""
         ...
 
+    def stop(self, ticket: Ticket, reason: str) -> None:
+        """End a group at once, without waiting: the source enters its samples as dropped, and hands over nothing of it.
+        Nothing happens if it has handed it over."""
+        ...
+
+    def open_groups(self) -> frozenset[GroupId]:
+        """Those that were drawn, and neither handed over nor given up."""
+        ...
+
+    def sampler_state(self) -> Mapping[str, Any]:
+        """Where it is in the data order (`PromptSampler.state`); empty for a source that has none."""
+        ...
+
     def state(self) -> Mapping[str, Any]:
-        """What was begun and isn't handed over, with the tokens that it has, as JSON values; and the source's own place
-        (of the data set: the sampler's). Taken between two steps, while `run` goes on."""
+        """What was begun and isn't handed over, with the tokens that it has, as JSON values. Taken between two
+        steps, while `run` goes on."""
         ...
 
     def restore(self, state: Mapping[str, Any], resume: Callable[[GroupId, int], Ticket]) -> None:

@@ -1,8 +1,8 @@
 """The loop: draw prompts, generate, score, advantages, update, sync; validate and save now and then.
 
-Two tasks with a bounded queue between them: `_produce` draws and generates (producing.py), `_train` learns and
-publishes. How far the first may run ahead of the second is `argosy.max_staleness`; with 0 a step is generated only when
-the weights of the step before it are everywhere, which is synchronous training.
+`_train` asks a producer for one step after the other, learns and publishes. With `argosy.max_staleness` 0 the producer
+generates a step when it is asked for it (producing.py), which is synchronous training. Above 0, groups of samples come
+in beside the trainer, through a gate that bounds how old they can be when they are trained (stream.py, staleness.py).
 
     argosy train → cli/train.py → Controller.run (here) → stages/*.py → algorithms/*
 """
@@ -24,7 +24,7 @@ from argosy.controller.control import RunControl
 from argosy.controller.data.sampler import PromptSampler
 from argosy.controller.ledger import LedgerCut
 from argosy.controller.metrics import batch_metrics, outcome_metrics, performance_metrics
-from argosy.controller.producing import NoMoreSteps, Produced, Producer, StepRecord
+from argosy.controller.producing import NoMoreSteps, Produced, StepRecord
 from argosy.controller.recovery import CheckpointStore
 from argosy.controller.stages.advantage import (
     add_advantages,
@@ -43,7 +43,7 @@ from argosy.controller.stages.sync import publish_and_sync
 from argosy.controller.stages.update import update_policy
 from argosy.controller.stages.validation import ValidationResult, validate
 from argosy.controller.stages.values import compute_values, update_critic
-from argosy.controller.staleness import StalenessGate
+from argosy.controller.stream_build import build_producer
 from argosy.controller.timing import timed
 from argosy.telemetry.traces import span
 from argosy.types.batch import TrajectoryBatch
@@ -77,6 +77,8 @@ class LoopState:
     version: PolicyVersion | None = None
     sampler_state: Mapping[str, Any] = field(default_factory=dict)
     reward_state: Mapping[str, Any] = field(default_factory=dict)
+    stream: Mapping[str, Any] = field(default_factory=dict)
+    """Groups under way, with the tokens that they have; empty where there never are any between two steps."""
     cut: LedgerCut = field(default_factory=lambda: LedgerCut(0, ""))
 
 
@@ -110,9 +112,7 @@ class Controller:
         )
         self._rollout = RolloutStage(ctx)
         self._parity = ParityGate(ctx, self._rollout, sampler.first_prompts(PROMPT_COUNT))
-        self._producer = Producer(ctx, sampler, self._rollout, self._stage)
-        self._gate = StalenessGate(ctx.config.argosy.max_staleness)
-        self._queue: asyncio.Queue[Produced | NoMoreSteps] = asyncio.Queue(maxsize=ctx.config.argosy.max_staleness + 1)
+        self._producer = build_producer(ctx, sampler, self._rollout, self._stage, total_steps)
         self.first_validation: ValidationResult | None = None
         self.last_validation: ValidationResult | None = None
 
@@ -128,10 +128,9 @@ class Controller:
         if trainer.val_only:
             return
         self._first_step = self.state.step
-        self._gate.open(self.state.step)
         try:
             async with self._saves, asyncio.TaskGroup() as tasks:
-                producing = tasks.create_task(self._produce(), name="produce")
+                producing = tasks.create_task(self._producer.run(), name="produce")
                 training = tasks.create_task(self._train(), name="train")
                 training.add_done_callback(lambda _: producing.cancel())
         except BaseExceptionGroup as group:
@@ -139,26 +138,15 @@ class Controller:
         finally:
             self._parity.cancel()
 
-    # -- producing ---------------------------------------------------------------------------------------------------
-
-    async def _produce(self) -> None:
-        for step in range(self.state.step + 1, self._total_steps + 1):
-            await self._gate.wait(step)
-            produced = await self._producer.produce(step)
-            if isinstance(produced, Produced):
-                await self._rollout.sleep(step)
-            await self._queue.put(produced)
-            if isinstance(produced, NoMoreSteps):
-                return
-
     # -- training ----------------------------------------------------------------------------------------------------
 
     async def _train(self) -> None:
         while self.state.step < self._total_steps:
-            produced = await self._queue.get()
+            produced = await self._producer.produce(self.state.step + 1)
             if isinstance(produced, NoMoreSteps):
                 await self._run_out(produced)
                 return
+            await self._rollout.sleep(self.state.step + 1)
             await self._train_step(produced)
             self._saves.raise_failure()
             if self.state.step == self._total_steps:
@@ -167,7 +155,6 @@ class Controller:
             if self._control.stop_requested:
                 await self._finish_early()
                 return
-            self._gate.open(self.state.step)
 
     async def _train_step(self, produced: Produced) -> None:
         record, step, timing = produced.record, produced.record.step, produced.timing
@@ -179,16 +166,14 @@ class Controller:
             metrics |= more
             metrics |= await self._update(batch, step, timing)
             self._account(batch, record, step)
-            self.state.step, self.state.sampler_state = step, produced.sampler_state
-            self.state.reward_state = produced.reward_state
+            self.state.step = step
             with timed(timing, "update_weights"):
                 await self._sync()
             validates = bool(self._held_out) and self._due(self.ctx.config.trainer.test_freq)
             if validates or step == self._total_steps or not self._parity.may_overlap:
                 with timed(timing, "parity"):
                     metrics |= await self._settle_parity()
-            # Nothing is in flight in between when steps are generated one by one.
-            self.state.cut = self.ctx.ledger.commit_step(step, None if self.ctx.config.argosy.max_staleness else ())
+            self._commit(step)
             if validates:
                 with timed(timing, "testing"):
                     await self._validate()
@@ -205,6 +190,13 @@ class Controller:
         metrics |= {"training/global_step": float(step), "training/epoch": float(record.prompts[0].group.data_epoch)}
         self._observer.step_done(step, metrics, record)
         self._control.view.metrics = metrics
+
+    def _commit(self, step: int) -> None:
+        """Close the books of a step, and note what is under way in the same moment."""
+        self.state.cut = self.ctx.ledger.commit_step(step, self._producer.open_groups())
+        self.state.sampler_state = self._producer.sampler_state()
+        self.state.reward_state = self._producer.reward_state()
+        self.state.stream = self._producer.state()
 
     async def _prepare(self, record: StepRecord, timing: dict[str, float]) -> tuple[TrajectoryBatch, dict[str, float]]:
         """Log-probs and advantages of a scored step."""
@@ -281,6 +273,7 @@ class Controller:
         self._stage(self.state.step, "update_weights")
         with span("stage.sync", step=self.state.step):
             self.state.version = await publish_and_sync(self.ctx, self._rollout, self.state.step)
+        self._producer.synced(self.state.step)
         self._control.view.step, self._control.view.version = self.state.step, self.state.version
         self._parity.begin(self.state.step)
 
@@ -301,6 +294,11 @@ class Controller:
         """Go on from a checkpoint's running figures of the reward services."""
         self.state.reward_state = state
         self._producer.restore_rewards(state)
+
+    def restore_stream(self, state: Mapping[str, Any]) -> None:
+        """Go on with the groups that were under way at a checkpoint. Raises ConfigError where this run can't."""
+        self.state.stream = state
+        self._producer.restore(state)
 
     async def save(self) -> None:
         """Begin a checkpoint of the step just finished; it is written while training goes on."""

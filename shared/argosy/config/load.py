@@ -18,6 +18,8 @@ from argosy.config.suggest import suggest
 from argosy.config.yamlfile import read_mapping
 from argosy.types.errors import ConfigError
 
+_NOT_GIVEN = "auto"
+"""In place of a default that depends on other keys."""
 _RUN_FOLDER = "checkpoints/${trainer.project_name}/${trainer.experiment_name}"
 
 
@@ -51,7 +53,7 @@ def load(
         raise ConfigError("\n".join(problems))
     from argosy.config.compose import compose_values
 
-    config: Config = build_section(Config, compose_values(base, texts))
+    config = _with_correction(build_section(Config, compose_values(base, texts)))
     if "attn_implementation" in config.actor_rollout_ref.model.override_config:
         on_warning(
             "actor_rollout_ref.model.override_config.attn_implementation has no effect: attention is computed by "
@@ -67,7 +69,17 @@ def load(
 def _defaults() -> dict[str, Any]:
     values = Config().to_dict()
     values["trainer"]["default_local_dir"] = _RUN_FOLDER
+    values["algorithm"]["rollout_correction"]["rollout_is"] = _NOT_GIVEN
     return values
+
+
+def _with_correction(config: Config) -> Config:
+    """Importance weights by default, where samples may be older than the weights that are trained."""
+    correction = config.algorithm.rollout_correction
+    if correction.rollout_is != _NOT_GIVEN:
+        return config
+    corrected = config.argosy.max_staleness > 0 and not correction.bypass_mode
+    return config.with_values({"algorithm.rollout_correction.rollout_is": "token" if corrected else None})
 
 
 def _hydra_overrides(argument: Argument, problems: list[str], on_warning: Callable[[str], None]) -> Iterator[str]:

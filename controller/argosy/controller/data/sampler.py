@@ -86,6 +86,22 @@ class PromptSampler:
         self._data_epoch, self._position = data_epoch, position + self._batch_size
         return batch
 
+    def next_prompt(self) -> Prompt:
+        """The next prompt by itself, in the same order: those that `next_batch` never draws are left out here too."""
+        data_epoch, position = self._next_one()
+        self._data_epoch, self._position = data_epoch, position + 1
+        return self._source.prompt(int(self._order(data_epoch)[position]), GroupId(data_epoch, position))
+
+    @property
+    def next_data_epoch(self) -> int:
+        """Data epoch of the next prompt."""
+        return self._next_one()[0]
+
+    def _next_one(self) -> tuple[int, int]:
+        if self._position >= self.steps_per_epoch * self._batch_size:
+            return self._data_epoch + 1, 0
+        return self._data_epoch, self._position
+
     def prompt(self, group: GroupId) -> Prompt:
         """The prompt that `group` names, drawn or not: a resumed run dispatches again what was in flight.
 

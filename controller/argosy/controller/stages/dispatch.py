@@ -25,7 +25,8 @@ MAX_HOMES = 4096
 
 
 class Places:
-    """Room at the servers, and who waits for it: samples that have tokens already first, then in order of arrival.
+    """Room at the servers, and who waits for it: by priority, those that have tokens already first, then in order
+    of arrival.
 
     Args:
         usable: The members that may get samples now.
@@ -37,7 +38,7 @@ class Places:
         self._slots = slots
         self._outstanding: dict[str, int] = defaultdict(int)
         self._held: set[str] = set()
-        self._waiting: list[tuple[bool, int, GroupId, asyncio.Future[str]]] = []
+        self._waiting: list[tuple[tuple[int, bool, int], GroupId, asyncio.Future[str]]] = []
         self._arrivals = itertools.count()
         self._homes: OrderedDict[GroupId, str] = OrderedDict()
         self._left = asyncio.Event()
@@ -55,7 +56,8 @@ class Places:
         """The member to send a sample to, which has one more from now on. Raises what `fail` is given."""
         place: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         fresh = not request.generated.token_ids
-        heapq.heappush(self._waiting, (fresh, next(self._arrivals), request.sample_id.group, place))
+        turn = (-request.priority, fresh, next(self._arrivals))
+        heapq.heappush(self._waiting, (turn, request.sample_id.group, place))
         self.fill()
         try:
             return await place
@@ -100,14 +102,14 @@ class Places:
         """Give out the room that there is."""
         members = [member for member in self._usable() if member not in self._held]
         while self._waiting:
-            if self._waiting[0][3].done():  # its caller has gone
+            if self._waiting[0][2].done():  # its caller has gone
                 heapq.heappop(self._waiting)
                 continue
-            group = self._waiting[0][2]
+            group = self._waiting[0][1]
             member = self._choose(group, members)
             if member is None:
                 return
-            place = heapq.heappop(self._waiting)[3]
+            place = heapq.heappop(self._waiting)[2]
             self._outstanding[member] += 1
             self._remember(group, member)
             place.set_result(member)

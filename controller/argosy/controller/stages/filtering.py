@@ -100,21 +100,40 @@ class GroupFilter:
         if not self.config.algorithm.filter_groups.enable:
             self.kept += prompts
             return dropped
-        metrics: dict[GroupId, list[float]] = {prompt.group: [] for prompt in prompts}
-        for sample, completion in completions.items():
-            length = len(completion.token_ids)
-            value = metric_of(self.config, outcomes[sample], length, completion.turn_rewards)
-            metrics[sample.group].append(value)
+        samples: dict[GroupId, list[SampleId]] = {prompt.group: [] for prompt in prompts}
+        for sample in completions:
+            samples[sample.group].append(sample)
         for prompt in prompts:
-            values = metrics[prompt.group]
-            self.values += [value for value in values if not math.isnan(value)]
-            reason = drop_reason(values) or (SURPLUS if self.full else None)
+            reason = self._judge(samples[prompt.group], completions, outcomes) or (SURPLUS if self.full else None)
             if reason is None:
                 self.kept.append(prompt)
             else:
                 dropped[prompt.group] = reason
         self.dropped.update(dropped.values())
         return dropped
+
+    def take(self, completions: Mapping[SampleId, Completion], outcomes: Mapping[SampleId, Outcome]) -> str | None:
+        """Take one group by itself, with its sampled responses; returns why it is dropped, None if it isn't."""
+        self.drawn_count += 1
+        if not self.config.algorithm.filter_groups.enable:
+            return None
+        reason = self._judge(list(completions), completions, outcomes)
+        if reason is not None:
+            self.dropped[reason] += 1
+        return reason
+
+    def _judge(
+        self,
+        samples: Sequence[SampleId],
+        completions: Mapping[SampleId, Completion],
+        outcomes: Mapping[SampleId, Outcome],
+    ) -> str | None:
+        rows = [(outcomes[sample], completions[sample]) for sample in samples]
+        values = [
+            metric_of(self.config, outcome, len(row.token_ids), row.turn_rewards) for outcome, row in rows
+        ]  # fmt: skip
+        self.values += [value for value in values if not math.isnan(value)]
+        return drop_reason(values)
 
     def not_full(self, step: int) -> NoFullBatchError:
         """What to raise when the step may draw no more."""
@@ -142,7 +161,7 @@ class GroupFilter:
         found |= {
             "train/num_gen_batches": float(self.batch_count),
             "filter_groups/drawn_groups": float(self.drawn_count),
-            "filter_groups/filtered_fraction": 1.0 - len(self.kept) / max(self.drawn_count, 1),
+            "filter_groups/filtered_fraction": sum(self.dropped.values()) / max(self.drawn_count, 1),
         }
         if self.values:
             found[f"filter_groups/{chosen.metric}/mean"] = float(np.mean(self.values))

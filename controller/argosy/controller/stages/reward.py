@@ -39,6 +39,7 @@ class RewardStage:
     """Collects completions of one batch and scores each group as soon as it is whole.
 
     `reward`: Who scores; by default the run's reward services, on training's account.
+    `slots`: How many calls may run at once, shared with others; by default MAX_CONCURRENT_CALLS of its own.
     """
 
     def __init__(
@@ -48,13 +49,14 @@ class RewardStage:
         n: int,
         tasks: asyncio.TaskGroup,
         reward: Reward | None = None,
+        slots: asyncio.Semaphore | None = None,
     ) -> None:
         self._ctx = ctx
         self._reward = ctx.services.reward if reward is None else reward
         self._prompts = {prompt.group: prompt for prompt in prompts}
         self._n = n
         self._tasks = tasks
-        self._slots = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_CALLS) if slots is None else slots
         self._groups: dict[GroupId, list[Completion]] = defaultdict(list)
         self.outcomes: dict[SampleId, Outcome] = {}
         """Filled as answers arrive; whole when the task group has ended."""

@@ -62,14 +62,23 @@ class SingleSamples:
         self.places = Places(fleet.in_use, fleet.slots)
         """Room at the servers."""
         self._running: dict[str, Running] = {}
+        self._parked: dict[str, Generated] = {}
+        """What samples have that no server has right now."""
         self._rescue: asyncio.Task[None] | None = None
         """Waits for a server to come back while there is none."""
         self._readmitting: asyncio.Task[None] | None = None
 
     async def generate(self, request: GenerateRequest, on_run: OnRun | None = None) -> Completion:
         """See `RolloutStage.generate_one`."""
+        try:
+            return await self._generate(request, on_run)
+        finally:
+            self._parked.pop(request.key, None)
+
+    async def _generate(self, request: GenerateRequest, on_run: OnRun | None) -> Completion:
         tries, overloaded_s = 0, 0.0
         while True:
+            self._parked[request.key] = request.generated
             member = await self._place(request)
             completion, failure = await self._try(member, request, on_run)
             if completion is not None and completion.finish_reason in WHOLE:
@@ -77,6 +86,7 @@ class SingleSamples:
             before = len(request.generated.token_ids)
             if completion is not None:
                 request = continue_from(request, completion)
+                self._parked[request.key] = request.generated
             if failure is None:  # ended for new weights, or since its server is given up
                 self._ctx.count("rollout/resumed_samples")
                 continue
@@ -95,9 +105,9 @@ class SingleSamples:
             await self._readmit()
 
     def so_far(self, request: GenerateRequest) -> Generated:
-        """The tokens that a sample under way has; those that it came with while no server has it."""
+        """The tokens that a sample has right now, wherever it is."""
         running = self._running.get(request.key)
-        return request.generated if running is None else running.so_far()
+        return self._parked.get(request.key, request.generated) if running is None else running.so_far()
 
     def evict(self, member: str) -> int:
         """Give up a server: its samples go on elsewhere. How many there were."""

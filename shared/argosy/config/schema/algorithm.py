@@ -38,7 +38,8 @@ class RolloutCorrectionConfig:
     """Corrects for the difference between the policy that sampled and the policy that is trained."""
 
     rollout_is: str | None = None
-    """Importance weights π_old/π_rollout on the policy loss: "token", "sequence"; null: none."""
+    """Importance weights π_old/π_rollout on the policy loss: "token", "sequence"; null: none. Where it isn't given,
+    argosy.max_staleness above 0 makes it "token" (except in bypass mode, whose ratio is that weight)."""
     rollout_is_threshold: str = "2.0"
     """Upper bound of a weight ("2.0": truncated importance sampling), or a band ("0.5_2.0": IcePop, 0 outside it)."""
     rollout_is_batch_normalize: bool = False

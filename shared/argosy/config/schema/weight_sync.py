@@ -12,6 +12,11 @@ class WeightSyncConfig:
     transport: str = "auto"
     """How: "stream" (gRPC, any network), "shared_memory" (one machine), "collective" (NCCL or gloo), "disk" (a shared
     folder), or "auto": "shared_memory" to servers on the trainer's host, "stream" to all others and with delta=xor."""
+    while_generating: str = "keep"
+    """What becomes of samples that run when a server gets new weights (argosy.max_staleness above 0). "keep": they stay
+    in their slots and go on under the new weights at once; "abort": they are ended, and go on from their tokens on any
+    server, with their keys and values computed anew; "finish": the server gets no more samples and ends those that it
+    has, so that no sample is of two versions, and then swaps."""
     delta: str = "auto"
     """What goes of a new version: "xor": what changed since the version before (exactly: XOR of the bits, compressed),
     to servers that hold that and take streams, and to the disk; "off": always all; "auto": "xor" with transport=disk,

@@ -12,6 +12,7 @@ from argosy.config.validate.algorithms import (
     check_overlong,
     check_rollout_correction,
 )
+from argosy.config.validate.asynchrony import check_asynchrony
 from argosy.config.validate.critic import check_critic
 from argosy.config.validate.engines import check_engine, check_sglang_filters
 from argosy.config.validate.files import check_data_files, check_other_paths
@@ -58,6 +59,7 @@ CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_lora,
     check_8bit,
     check_argosy,
+    check_asynchrony,
     check_engine,
     check_sglang_filters,
     check_weight_sync,

@@ -154,10 +154,8 @@ def _check_validation(config: Config) -> Iterator[str]:
 
 
 def check_argosy(config: Config) -> Iterator[str]:
-    """Placement, staleness, determinism, addresses."""
+    """Placement, determinism, addresses."""
     argosy = config.argosy
-    if argosy.max_staleness != 0:
-        yield f"argosy.max_staleness: got {argosy.max_staleness}; training is synchronous for now; wants 0"
     if argosy.deterministic:
         yield from _check_deterministic(config)
     for name in ("rollout", "trainer", "critic", "reference", "reward"):

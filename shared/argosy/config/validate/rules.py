@@ -223,6 +223,10 @@ RANGES: dict[str, Range] = {
     "argosy.reward.sandbox.output_mb": COUNT,
     "argosy.reward.sandbox.process_count": COUNT,
     **_REWARD_RANGES,
+    "argosy.max_staleness": Range(0, 64),
+    "argosy.stream.max_in_flight_groups": NOT_NEGATIVE,
+    "argosy.stream.extra_groups": NOT_NEGATIVE,
+    "argosy.stream.extra_samples": NOT_NEGATIVE,
     "argosy.weight_sync.disk_base_every": COUNT,
     "argosy.weight_sync.disk_keep": COUNT,
     "argosy.weight_sync.streams": COUNT,
@@ -250,6 +254,7 @@ RANGES: dict[str, Range] = {
 CHOICES: dict[str, tuple[str, ...]] = {
     "argosy.weight_sync.transport": ("auto", "stream", "shared_memory", "collective", "disk"),
     "argosy.weight_sync.delta": ("auto", "off", "xor"),
+    "argosy.weight_sync.while_generating": ("keep", "abort", "finish"),
     "argosy.weight_sync.collective_backend": ("auto", "gloo", "nccl"),
     "argosy.weight_sync.adapter_only": ("auto", "off", "on"),
     "argosy.openai.source": ("dataset", "sessions"),

@@ -44,6 +44,7 @@ from argosy.types.records import (
     ScoreRequest,
     ScoreResult,
     StepResult,
+    TokenRun,
     TrainerStatus,
     TransferOffer,
     UpdateConfig,
@@ -104,7 +105,13 @@ class _Rollout:
         self._recorded = recorded
         self._manifest = WeightsManifest(VERSION, ())
 
-    async def generate(self, requests: Sequence[GenerateRequest], *, deadline_s: float) -> AsyncIterator[Completion]:
+    async def generate(
+        self,
+        requests: Sequence[GenerateRequest],
+        *,
+        deadline_s: float,
+        on_run: Callable[[TokenRun], None] | None = None,
+    ) -> AsyncIterator[Completion]:
         self._recorded.generated.append(list(requests))
         for request in requests:
             ids = tuple(range(5, 5 + min(request.params.max_tokens, 3 + request.sample_id.k)))
