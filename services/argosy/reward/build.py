@@ -68,6 +68,7 @@ def _sandbox_options(cfg: Config) -> SandboxOptions:
     sandbox, mib = cfg.argosy.reward.sandbox, 1024**2
     return SandboxOptions(
         isolation=sandbox.isolation,
+        control_groups=sandbox.control_groups,
         test_timeout_s=sandbox.test_timeout_s,
         sample_timeout_s=sandbox.sample_timeout_s or 0.8 * cfg.argosy.reward.timeout_s,
         memory_bytes=sandbox.memory_mb * mib,

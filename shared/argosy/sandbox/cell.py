@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from argosy.sandbox import guest, kernel, messages
+from argosy.sandbox.background import give_way
 from argosy.sandbox.confine import Limits, confine
 
 _USER = 65534
@@ -36,9 +37,11 @@ Parts = dict[str, bool | str]
 """Part of the isolation → True, or why it isn't there."""
 
 
-def run(control: socket.socket, parts: Parts, tmp_bytes: int) -> NoReturn:
+def run(control: socket.socket, parts: Parts, tmp_bytes: int, *, background: bool = False) -> NoReturn:
     """The outer process, forked by the keeper: never returns. `parts` is what the keeper could do."""
     try:
+        if background:
+            give_way()
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1, what="PR_SET_CHILD_SUBREAPER")
         if parts["namespaces"] is True:
             with contextlib.suppress(OSError):  # if memory runs out, the program goes and not the service

@@ -30,6 +30,8 @@ class Limits:
     """False for runtimes that reserve address space that they never use (Node)."""
     children_signals: bool = False
     """True for runtimes that hear of their children by SIGCHLD (Node, bash)."""
+    own_session: bool = True
+    """False in a cell that is a session already (see `background`)."""
 
 
 def confine(limits: Limits, descriptors: tuple[int, ...], environment: Mapping[str, str]) -> None:
@@ -37,7 +39,8 @@ def confine(limits: Limits, descriptors: tuple[int, ...], environment: Mapping[s
 
     Raises OSError if any step is refused: then the program must not run.
     """
-    os.setsid()
+    if limits.own_session:
+        os.setsid()
     moved = [os.dup2(fd, _ABOVE_ALL + index) for index, fd in enumerate(descriptors)]
     for index, fd in enumerate(moved):
         os.dup2(fd, index, inheritable=True)
@@ -58,7 +61,7 @@ def _limit(limits: Limits) -> None:
         resource.RLIMIT_CPU: seconds,
         resource.RLIMIT_DATA: limits.memory_bytes,
         resource.RLIMIT_FSIZE: limits.tmp_bytes,
-        resource.RLIMIT_NPROC: limits.process_count + 1,  # pid 1 counts too
+        resource.RLIMIT_NPROC: limits.process_count + 2,  # pid 1 counts too, and the process outside
         resource.RLIMIT_NOFILE: _OPEN_FILES,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_STACK: _STACK_BYTES,

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from argosy.sandbox import messages
 from argosy.sandbox.cell import Parts
+from argosy.sandbox.group import Group
 from argosy.sandbox.options import SandboxBusyError, SandboxError, SandboxOptions
 from argosy.sandbox.pipes import Pipes
 from argosy.sandbox.watch import Usage, Watch
@@ -60,6 +61,8 @@ class Cell:
         self._first: int | None = None
         self.proc: int | None = None
         self.first_pid = 0
+        self.group: Group | None = None
+        """Its control group, where there are any."""
 
     def wait_ready(self, deadline: float) -> Parts:
         """Wait until it can take a job. Raises OSError with its own message, or TimeoutError."""
@@ -74,10 +77,12 @@ class Cell:
         return dict(message["ready"])
 
     def kill(self) -> None:
-        """Kill pid 1, and with it everything in the cell."""
+        """Kill pid 1, and with it everything in the cell; without namespaces, everything in the control group."""
         if self._first is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
+        if self.group is not None:
+            self.group.kill()
 
     def end(self) -> None:
         """Kill everything in it, and wait until nothing is left. Raises SandboxError if something stays."""
@@ -90,6 +95,8 @@ class Cell:
             if fd is not None:
                 os.close(fd)
         self._first = self.proc = None
+        if self.group is not None:
+            self.group.remove()
         if not gone:
             raise SandboxError(f"a program was killed and still is there after {_END_S:g} s")
 
@@ -115,7 +122,7 @@ class Job:
         self.output: bytes | None = None
         self._started = self._closed = False
         self._cpu_s = 0.0
-        self._watch = Watch(cell.first_pid, cell.proc, children_signals=program.children_signals)
+        self._watch = Watch(cell.first_pid, cell.proc, cell.group, children_signals=program.children_signals)
         self._pipes = Pipes()
         self._spec = os.memfd_create("job", os.MFD_CLOEXEC)
         try:
@@ -168,7 +175,7 @@ class Job:
         Raises SandboxBusyError at the deadline, SandboxError if the cell breaks.
         """
         start = looked = time.monotonic()
-        cpu_s, spent = self._watch.usage().cpu_s, 0.0
+        cpu_s, spent, idle_s = self._watch.usage().cpu_s, 0.0, 0.0
         try:
             while not done():
                 if self.over:
@@ -182,7 +189,11 @@ class Job:
                     continue
                 usage, interval_s, looked = self._watch.usage(), now - looked, now
                 if self._started and usage.running:  # else it is our own code that takes the time
-                    spent = max(spent + max(0.0, interval_s - usage.waited_s), usage.cpu_s - cpu_s)
+                    if self._options.background:
+                        idle_s += 0.0 if usage.runnable else interval_s
+                        spent = usage.cpu_s - cpu_s + idle_s
+                    else:
+                        spent = max(spent + max(0.0, interval_s - usage.waited_s), usage.cpu_s - cpu_s)
                     self._check(usage, spent >= limit_s)
             return True
         finally:
@@ -190,11 +201,16 @@ class Job:
 
     def _check(self, usage: Usage, too_long: bool) -> None:
         most_bytes = self._options.memory_bytes
-        if not too_long and (usage.memory_bytes <= most_bytes or self._watch.memory_bytes() <= most_bytes):
+        too_large = usage.memory_bytes > most_bytes and self._watch.memory_bytes() > most_bytes
+        if not (too_long or too_large or self._starved()):
             return
         self._pipes.serve(0)  # it may have ended before we looked
         if self.ended is None:
             self._stop("timeout" if too_long else "memory")
+
+    def _starved(self) -> bool:
+        """Whether the kernel had to end one of its processes: the sum of their memory grew too fast to be seen."""
+        return self._cell.group is not None and self._cell.group.out_of_memory()
 
     def close(self) -> None:
         """Kill what is left of it. May be called again. Raises SandboxError if something can't be killed."""
@@ -215,7 +231,9 @@ class Job:
             message, _ = messages.receive(control)
         except EOFError:
             self._pipes.forget(control.fileno())
-            if self.ended is None:
+            if self.ended is None and self._starved():
+                self.ended = Ended("memory")
+            elif self.ended is None:
                 raise SandboxError("the cell ended without a word; was the machine out of memory?") from None
             return
         if "error" in message:
@@ -223,7 +241,8 @@ class Job:
         self._started = True
         if "status" in message:
             self._pipes.forget(control.fileno())
-            self.ended = self.ended or Ended("exited", int(message["status"]))
+            how = Ended("memory") if self._starved() else Ended("exited", int(message["status"]))
+            self.ended = self.ended or how
             self._cpu_s = float(message["cpu_s"])
             if message.get("output") is not None:
                 self.output = os.pread(self._spec, int(message["output"]), 0)

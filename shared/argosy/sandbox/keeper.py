@@ -22,10 +22,11 @@ _NOBODY = 65534
 
 
 def main(arguments: Sequence[str]) -> int:
-    """CONTROL_FD ISOLATION TMP_BYTES PATH…: serve until the worker is gone."""
+    """CONTROL_FD ISOLATION TMP_BYTES BACKGROUND PATH…: serve until the worker is gone."""
     control = socket.socket(fileno=int(arguments[0]))
     control.set_inheritable(False)
-    required, tmp_bytes, paths = arguments[1] == "required", int(arguments[2]), arguments[3:]
+    required, tmp_bytes, paths = arguments[1] == "required", int(arguments[2]), arguments[4:]
+    background = arguments[3] == "1"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parts = _isolate(paths, tmp_bytes)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # cells that ended leave nothing behind
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
             messages.receive(control)
         except EOFError:
             return 0
-        _make(control, parts, tmp_bytes)
+        _make(control, parts, tmp_bytes, background)
 
 
 def _isolate(paths: Sequence[str], tmp_bytes: int) -> cell.Parts:
@@ -144,7 +145,7 @@ def _why() -> str:
     return ""
 
 
-def _make(control: socket.socket, parts: cell.Parts, tmp_bytes: int) -> None:
+def _make(control: socket.socket, parts: cell.Parts, tmp_bytes: int, background: bool) -> None:
     theirs, ours = messages.pair()
     with theirs, ours:
         try:
@@ -156,7 +157,7 @@ def _make(control: socket.socket, parts: cell.Parts, tmp_bytes: int) -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             control.close()
             theirs.close()
-            cell.run(ours, parts, tmp_bytes)
+            cell.run(ours, parts, tmp_bytes, background=background)
         try:
             handle = os.pidfd_open(pid)
         except OSError as error:

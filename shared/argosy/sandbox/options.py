@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ISOLATION = ("required", "allowed_without")
+CONTROL_GROUPS = ("auto", "required", "off")
 CREDIT = ("mean", "all")
 LANGUAGES = ("python", "cpp", "javascript", "bash")
 
@@ -30,6 +31,9 @@ class SandboxOptions:
     isolation: str = "required"
     """"required": no isolation, no run. "allowed_without": what the kernel refuses is left out, with limits and the
     system call filter only."""
+    control_groups: str = "auto"
+    """"auto": programs are bounded by control groups where this process may make some. "required": no groups that bound
+    memory and processes, no run. "off": the sums are looked at from time to time only."""
     test_timeout_s: float = 4.0
     """Seconds for one test, both of processor time of all its processes and of time on the clock; time spent waiting
     for a processor doesn't count."""
@@ -50,9 +54,14 @@ class SandboxOptions:
     site_packages: bool = True
     """Programs may import what is installed beside the reward service, numpy for one."""
 
+    background: bool = False
+    """Programs get what nobody else wants of the processors. Of the clock only the time in which nothing of a program
+    wanted one counts then, so that waiting can't end it."""
+
     def __post_init__(self) -> None:
-        if self.isolation not in ISOLATION or self.credit not in CREDIT:
-            raise ValueError(f"got isolation={self.isolation!r}, credit={self.credit!r}; want {ISOLATION} and {CREDIT}")
+        for name, allowed in (("isolation", ISOLATION), ("credit", CREDIT), ("control_groups", CONTROL_GROUPS)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"got {name}={getattr(self, name)!r}; want one of {allowed}")
         unknown = set(self.languages) - set(LANGUAGES)
         if unknown or not self.languages:
             raise ValueError(f"got languages {list(self.languages)}; want some of {list(LANGUAGES)}")

@@ -20,6 +20,7 @@ from types import TracebackType
 
 from argosy.sandbox import messages, rootfs
 from argosy.sandbox.cell import Parts
+from argosy.sandbox.group import Groups
 from argosy.sandbox.job import Cell, Job, Program
 from argosy.sandbox.options import SandboxError, SandboxOptions, SandboxUnavailableError
 
@@ -51,6 +52,7 @@ class Sandbox:
         self.packages = tuple(_site_packages()) if options.site_packages else ()
         self.paths = tuple(rootfs.visible_paths((*_interpreter_paths(), *self.packages)))
         """What programs see of this machine's files."""
+        self._groups: Groups | None = None
         self._keeper: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
@@ -68,13 +70,15 @@ class Sandbox:
         if self._keeper is not None and self._keeper.poll() is None:
             return
         self.close()
+        self._open_groups()
         ours, theirs = messages.pair()
         try:
             with theirs:
                 self._keeper = subprocess.Popen(
                     [
                         os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _BEGIN,
-                        str(theirs.fileno()), self.options.isolation, str(self.options.tmp_bytes), *self.paths,
+                        str(theirs.fileno()), self.options.isolation, str(self.options.tmp_bytes),
+                        str(int(self.options.background)), *self.paths,
                     ],
                     stdin=subprocess.DEVNULL,
                     stdout=2,
@@ -139,6 +143,34 @@ class Sandbox:
             self._keeper.kill()
             self._keeper.wait()
             self._keeper = None
+        if self._groups is not None:
+            groups, self._groups = self._groups, None
+            groups.close()
+
+    def describe(self) -> str:
+        """What holds programs here and what doesn't, in a sentence. For one that was started."""
+        absent = [f"{part}: {state}" for part, state in self.parts.items() if state is not True]
+        found = ["isolated" if not absent else f"not isolated ({'; '.join(absent)})"]
+        bounds = self._groups.bounds if self._groups is not None else []
+        reasons = self._groups.reasons if self._groups is not None else ["switched off"]
+        if bounds:
+            found.append(f"control groups: {', '.join(bounds)}")
+        if not {"memory", "processes"} <= set(bounds):
+            why = f" ({'; '.join(reasons)})" if reasons else ""
+            found.append(f"{'no more' if bounds else 'no'} control groups{why}: memory is looked at every 20 ms")
+        return "; ".join(found)
+
+    def _open_groups(self) -> None:
+        if self.options.control_groups == "off":
+            return
+        self._groups = Groups(self.options)
+        if self.options.control_groups == "required" and not {"memory", "processes"} <= set(self._groups.bounds):
+            reasons = "; ".join(self._groups.reasons) or "no memory and pids controllers"
+            self.close()
+            raise SandboxUnavailableError(
+                f"programs can't be bounded by control groups here: {reasons}. Run the reward service in a group that "
+                "is delegated to it (docs/sandbox.md), or set argosy.reward.sandbox.control_groups=auto to do without"
+            )
 
     def _take(self, deadline: float) -> tuple[Cell, Parts]:
         """The cell that was made in advance; ask for the next one."""
@@ -150,7 +182,11 @@ class Sandbox:
             raise OSError(message["error"])
         cell = Cell(socket.socket(fileno=descriptors[0]), descriptors[1])
         try:
-            return cell, cell.wait_ready(deadline)
+            parts = cell.wait_ready(deadline)
+            cell.group = self._groups.make() if self._groups is not None else None
+            if cell.group is not None:
+                cell.group.add(cell.first_pid)
+            return cell, parts
         except BaseException:
             cell.end()
             raise
@@ -177,6 +213,7 @@ class Sandbox:
                     "process_count": options.process_count,
                     "bound_address_space": program.bound_address_space,
                     "children_signals": program.children_signals,
+                    "own_session": not options.background,
                 },
             }
         ).encode()

@@ -12,6 +12,10 @@ class SandboxConfig:
     isolation: str = "required"
     """"required": where the kernel allows no isolation, samples with code are *failed*, with the reason.
     "allowed_without": they run all the same, with limits and the system call filter only; for code that you trust."""
+    control_groups: str = "auto"
+    """"auto": the kernel bounds memory and processes of each program by control groups where the service may make some,
+    else the sums are looked at every 20 ms. "required": where it may not, samples with code are *failed*, with the
+    reason. "off": never."""
     languages: tuple[str, ...] = ("python",)
     """Languages that are run: "python", "cpp" (g++), "javascript" (node), "bash". A row names its own in
     ground_truth.language or extra_info.language; without one it is Python."""

@@ -270,6 +270,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     **{f"{section}.optim.lr_scheduler_type": _SHAPES for section in _TRAINED},
     **{f"{section}.fsdp_config.model_dtype": ("fp32", "float32") for section in _TRAINED},
     **{f"{section}.fsdp_config.dtype": _DTYPES for section in _TRAINED},
+    "argosy.reward.sandbox.control_groups": ("auto", "required", "off"),
     "critic.loss_agg_mode": tuple(AGGREGATION),
     f"{_ROLLOUT}.name": ENGINES,
     "argosy.rollout.simulated.length": ("geometric", "fixed", "uniform", "lognormal"),

@@ -329,6 +329,7 @@ TESTS: dict[str, str] = {
     "argosy.reward.error_window": "test_reward_services.py::test_error_window",
     "argosy.reward.sandbox.isolation": "test_sandbox.py::test_isolation",
     "argosy.reward.sandbox.languages": "test_sandbox.py::test_languages",
+    "argosy.reward.sandbox.control_groups": "test_sandbox.py::test_control_groups",
     "argosy.reward.sandbox.credit": "test_sandbox.py::test_credit",
     "argosy.reward.sandbox.test_timeout_s": "test_sandbox.py::test_test_timeout",
     "argosy.reward.sandbox.sample_timeout_s": "test_sandbox.py::test_sample_timeout",

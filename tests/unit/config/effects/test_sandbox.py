@@ -11,6 +11,7 @@ from argosy.config import load
 from argosy.config.validate import find_problems
 from argosy.reward.build import reward_options
 from argosy.reward.verifiers.code import CodeVerifier
+from argosy.sandbox.cgroups import Place
 from argosy.sandbox.runner import Sandbox
 from argosy.types.records import Failed, Outcome, Scored
 
@@ -64,6 +65,25 @@ def test_isolation(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     assert score(judge(ADD, "argosy.reward.sandbox.isolation=allowed_without")) == 0.5
     assert set(keeper_arguments) == {"required", "allowed_without"}
     assert "argosy.reward.sandbox.isolation: got 'never'" in problems("argosy.reward.sandbox.isolation=never")
+
+
+def test_control_groups(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs run with what there is, or not at all, or without asking."""
+    asked: list[bool] = []
+
+    def nothing() -> tuple[list[Place], list[str]]:
+        asked.append(True)
+        return [], ["/sys/fs/cgroup: Read-only file system"]
+
+    monkeypatch.setattr("argosy.sandbox.group.find_places", nothing)
+    assert score(judge(ADD, "argosy.reward.sandbox.control_groups=off")) == 0.5
+    assert not asked
+    assert score(judge(ADD)) == 0.5
+    assert asked
+    outcome = judge(ADD, "argosy.reward.sandbox.control_groups=required")
+    assert isinstance(outcome, Failed)
+    assert (outcome.reason, "Read-only file system" in outcome.message) == ("sandbox_unavailable", True)
+    assert "control_groups: got 'never'" in problems("argosy.reward.sandbox.control_groups=never")
 
 
 def test_languages(judge: Judge) -> None:
