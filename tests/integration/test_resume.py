@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from argosy.controller.prepare import PreparedRun
 from argosy.controller.run import Run
 from argosy.modeling.tiny import save_tiny_model
 from argosy.telemetry.traces import Tracing
-from argosy.types.errors import StateError
+from argosy.types.errors import StateError, UnavailableError
 from support.toy import ToyJob, write_rows
 
 pytestmark = pytest.mark.xdist_group("resume")
@@ -213,6 +216,50 @@ def test_a_run_that_ends_meanwhile_is_not_done_again(toy_job: ToyJob, finished: 
         asyncio.run(Run(early, Console(), Tracing(None)).execute(RunControl(early.run_id, early.total_steps)))
     assert [row["step"] for row in toy_job.metrics("late")] == [1, 2, 3, 4, 5]
     assert (toy_job.folder / "late" / "config.yaml").read_bytes() == before
+
+
+def wait_for_steps(toy_job: ToyJob, run: str, count: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while len(toy_job.metrics(run)) < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_h6_the_first_signal_saves_what_is_finished(toy_job: ToyJob, number: signal.Signals) -> None:
+    """Steps that no checkpoint has are not done again, and the run that goes on is the unbroken one."""
+    run, common = f"stopped-{number.name}", ("argosy.placement=inprocess", "trainer.val_before_train=False")
+    process = toy_job.start(run, *common, "trainer.total_training_steps=100000")
+    wait_for_steps(toy_job, run, 2, process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=120)
+    last = toy_job.metrics(run)[-1]["step"]
+    assert process.returncode == 128 + number
+    assert f"stopped by {number.name}: the last checkpoint is {toy_job.folder}/{run}/global_step_{last}; " in err
+    assert "the same command resumes from it" in err
+    assert main(["ledger", str(toy_job.folder / run), "--check"]) == 0
+    assert train(toy_job, run, *common, f"trainer.total_training_steps={last + 1}") == 0
+    rows = (toy_job.folder / run / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in rows if "training/global_step" in row] == list(range(1, last + 2))
+    assert not (toy_job.folder / run / "metrics.abandoned.jsonl").exists(), "no step was done twice"
+
+
+def test_h8_the_error_names_the_checkpoint_to_go_on_from(
+    toy_job: ToyJob, finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from argosy.controller import loop
+
+    def dies(*args: Any) -> Any:
+        raise UnavailableError("trainer-0 can't be reached")
+
+    copied(toy_job, finished, "trainer-died")
+    monkeypatch.setattr(loop, "update_policy", dies)
+    assert train(toy_job, "trainer-died", "trainer.total_training_steps=6") == 1
+    err = capsys.readouterr().err
+    assert "trainer-0 can't be reached" in err
+    folder = toy_job.folder / "trainer-died"
+    assert f"The last checkpoint is {folder}/global_step_4; the same command resumes from it." in err
 
 
 def test_damaged_manifest_is_one_message(toy_job: ToyJob, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from argosy.membership.interface import Membership
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import Member, RunStatus
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -38,6 +41,9 @@ class RunControl:
         self.stage = "start"
         """What the loop waits for right now."""
         self.message = ""
+        self.unsaved_steps = 0
+        """Finished steps that no checkpoint has: what an end at once would lose."""
+        self._interrupted = asyncio.Event()
         self._running = asyncio.Event()
         self._running.set()
         self._changed = asyncio.Condition()
@@ -103,6 +109,34 @@ class RunControl:
         self._running.set()
         self.notify()
         return await self.get_run()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run is to be over as soon as its finished steps are saved."""
+        return self._interrupted.is_set()
+
+    def interrupt(self, reason: str) -> bool:
+        """End soon: not even the step that is being generated is finished, only one that is being trained.
+
+        Returns whether that is worth waiting for: False where everything that is finished is saved.
+        """
+        self.stop_requested = True
+        self.message = reason
+        self._interrupted.set()
+        self._running.set()
+        self.notify()
+        return self.unsaved_steps > 0
+
+    async def unless_interrupted(self, work: Coroutine[Any, Any, Result]) -> Result | None:
+        """The result of the work; None, and the work cancelled, when the run is interrupted meanwhile."""
+        working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(self._interrupted.wait())
+        try:
+            await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            for task in (working, waiting):
+                task.cancel()
+            await asyncio.gather(working, waiting, return_exceptions=True)
 
     def at_stage(self, stage: str) -> None:
         """The loop now waits for this."""

@@ -80,6 +80,10 @@ class LoopState:
     stream: Mapping[str, Any] = field(default_factory=dict)
     """Groups under way, with the tokens that they have; empty where there never are any between two steps."""
     cut: LedgerCut = field(default_factory=lambda: LedgerCut(0, ""))
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of the step, as far as they are known when it is saved: a crash may come before they are logged."""
+    counters: Mapping[str, float] = field(default_factory=dict)
+    """Of the run, at the end of the step."""
 
 
 class Controller:
@@ -108,7 +112,7 @@ class Controller:
             store,
             {"actor": ctx.services.policy} | ({"critic": ctx.services.critic} if ctx.services.critic else {}),
             background=ctx.config.argosy.trainer.background_save,
-            done=observer.checkpointed,
+            done=self._saved,
         )
         self._rollout = RolloutStage(ctx)
         self._parity = ParityGate(ctx, self._rollout, sampler.first_prompts(PROMPT_COUNT))
@@ -142,7 +146,10 @@ class Controller:
 
     async def _train(self) -> None:
         while self.state.step < self._total_steps:
-            produced = await self._producer.produce(self.state.step + 1)
+            produced = await self._control.unless_interrupted(self._producer.produce(self.state.step + 1))
+            if produced is None:  # whatever is under way is generated again; the steps before it are kept
+                await self._finish_early()
+                return
             if isinstance(produced, NoMoreSteps):
                 await self._run_out(produced)
                 return
@@ -174,20 +181,17 @@ class Controller:
                 with timed(timing, "parity"):
                     metrics |= await self._settle_parity()
             self._commit(step)
+            self.state.counters = dict(self.ctx.counters)
+            self._control.unsaved_steps += 1
             if validates:
                 with timed(timing, "testing"):
                     await self._validate()
+            self.state.metrics = self._step_metrics(batch, metrics, produced)
             if self.state.step == self._total_steps or self._due(self.ctx.config.trainer.save_freq):
                 with timed(timing, "save_checkpoint"):
                     await self.save()
-        timing["step"] = time.perf_counter() - produced.started
-        metrics |= (
-            performance_metrics(batch, timing, metrics["rollout/generated_tokens"])
-            | self.ctx.counters
-            | self.ctx.measured
-        )
+        self.state.metrics = metrics = self._step_metrics(batch, metrics, produced)
         warn_of_disagreement(self.ctx.config, metrics, step)
-        metrics |= {"training/global_step": float(step), "training/epoch": float(record.prompts[0].group.data_epoch)}
         self._observer.step_done(step, metrics, record)
         self._control.view.metrics = metrics
 
@@ -197,6 +201,21 @@ class Controller:
         self.state.sampler_state = self._producer.sampler_state()
         self.state.reward_state = self._producer.reward_state()
         self.state.stream = self._producer.state()
+
+    def _step_metrics(
+        self, batch: TrajectoryBatch, metrics: Mapping[str, float], produced: Produced
+    ) -> dict[str, float]:
+        """All of a step's metrics, with the times until now."""
+        record, timing = produced.record, produced.timing
+        timing["step"] = time.perf_counter() - produced.started
+        return {
+            **metrics,
+            **performance_metrics(batch, timing, metrics["rollout/generated_tokens"]),
+            **self.state.counters,
+            **self.ctx.measured,
+            "training/global_step": float(record.step),
+            "training/epoch": float(record.prompts[0].group.data_epoch),
+        }
 
     async def _prepare(self, record: StepRecord, timing: dict[str, float]) -> tuple[TrajectoryBatch, dict[str, float]]:
         """Log-probs and advantages of a scored step."""
@@ -290,6 +309,11 @@ class Controller:
         self.last_validation = result
         self._observer.validated(self.state.step, result, self._held_out)
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run ended because a signal asked for it."""
+        return self._control.interrupted
+
     def restore_rewards(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's running figures of the reward services."""
         self.state.reward_state = state
@@ -305,6 +329,10 @@ class Controller:
         self._stage(self.state.step, "save_checkpoint")
         await self._saves.start(self.state.step, self.controller_state())
 
+    def _saved(self, step: int, path: Path) -> None:
+        self._control.unsaved_steps = self.state.step - step
+        self._observer.checkpointed(step, path)
+
     def controller_state(self) -> dict[str, Any]:
         """What the controller needs to go on from here."""
         return {
@@ -317,13 +345,14 @@ class Controller:
             "rewards": dict(self.state.reward_state),
             "ledger": {"step": self.state.cut.step, "sha256": self.state.cut.sha256},
             "kl_coef": self.kl.coef,
-            "counters": dict(self.ctx.counters),
+            "counters": dict(self.state.counters),
+            "metrics": dict(self.state.metrics),
         }
 
     async def _finish_early(self) -> None:
         """A stop was asked for: keep the work."""
         log.info("stopping after step %d as asked", self.state.step)
-        if not self._due(self.ctx.config.trainer.save_freq):
+        if self.state.step > self._first_step and not self._due(self.ctx.config.trainer.save_freq):
             await self.save()
 
     async def _run_out(self, end: NoMoreSteps) -> None:

@@ -30,6 +30,11 @@ class RunObserver:
         self.last_checkpoint: Path | None = None
         self.last_metrics: Mapping[str, float] = {}
 
+    def begin(self, step: int, abandoned: str, metrics: Mapping[str, float]) -> None:
+        """The run goes on after `step`, whose metrics its checkpoint has; later ones of an earlier start are void."""
+        for logger in self._loggers:
+            logger.begin(step, abandoned, metrics)
+
     def stage(self, step: int, name: str) -> None:
         """Show what the run waits for."""
         self._console.stage(step, name)

@@ -15,6 +15,7 @@ from argosy.controller.console import RunConsole
 from argosy.controller.context import RunContext
 from argosy.controller.control import RunControl
 from argosy.controller.ledger import Ledger, LedgerCut, rewind
+from argosy.controller.ledger.lives import begin_life, next_lineage, read_lives
 from argosy.controller.loggers import build_loggers
 from argosy.controller.loop import Controller
 from argosy.controller.observer import RunObserver
@@ -89,7 +90,7 @@ class Run:
     ) -> tuple[Controller, str | None]:
         prepared = self.prepared
         leadership = await placement.membership.elect(
-            prepared.run_id, candidate="controller-0", min_term=int(prepared.saved.get("term", 0)) + 1
+            prepared.run_id, candidate="controller-0", min_term=self._last_term() + 1
         )
         async with AsyncExitStack() as stack:
             stack.push_async_callback(leadership.resign)
@@ -106,33 +107,49 @@ class Run:
             controller = Controller(
                 ctx, prepared.sampler, prepared.held_out, prepared.store, prepared.total_steps, observer, control
             )
+            abandoned = self._begin_life(ctx)
             if prepared.checkpoint:
-                await self._restore(ctx, controller, prepared.checkpoint)
+                await self._restore(ctx, controller, prepared.checkpoint, abandoned)
                 screen.start_at(prepared.checkpoint.step)
                 screen.note(f"resumed from {prepared.checkpoint.path}")
             else:
-                rewind(self._run_dir / "ledger", LedgerCut(0, ""), f"before-{prepared.run_id}")
+                rewind(self._run_dir / "ledger", LedgerCut(0, ""), abandoned)
                 screen.note(f"starting new run {prepared.run_id} in {self._run_dir}")
+            saved_metrics = prepared.saved.get("metrics", {}) if prepared.continues else {}
+            observer.begin(prepared.first_step if prepared.continues else 0, abandoned, saved_metrics)
             await _while_leading(leadership, controller.run())
             exported = await self._export(ctx, controller)
             control.ended("finished")
         return controller, exported
 
-    async def _restore(self, ctx: RunContext, controller: Controller, checkpoint: Checkpoint) -> None:
+    def _last_term(self) -> int:
+        """The highest of any start of this run, so that no two have the same."""
+        terms = [life.term for life in read_lives(self._run_dir / "ledger") if life.run_id == self.prepared.run_id]
+        return max(int(self.prepared.saved.get("term", 0)), *terms, 0)
+
+    def _begin_life(self, ctx: RunContext) -> str:
+        """Give this start its lineage; returns the name for what it gives up of an earlier start's work."""
+        prepared, folder = self.prepared, self._run_dir / "ledger"
+        lives = read_lives(folder)
+        saved = str(prepared.saved["lineage"]) if prepared.checkpoint else None
+        ctx.lineage = next_lineage(lives, prepared.run_id, saved)
+        begin_life(folder, prepared.run_id, ctx.lineage, ctx.term, prepared.first_step)
+        if not prepared.continues:
+            return f"before-{prepared.run_id}"
+        return lives[-1].lineage if lives else str(saved)
+
+    async def _restore(self, ctx: RunContext, controller: Controller, checkpoint: Checkpoint, abandoned: str) -> None:
         saved, folder = self.prepared.saved, self._run_dir / "ledger"
-        cut = LedgerCut(int(saved["ledger"]["step"]), str(saved["ledger"]["sha256"]))
-        # What came after the checkpoint may have been published already: the same numbers will name other weights.
-        ctx.lineage = f"l{int(str(saved['lineage']).removeprefix('l')) + 1}"
+        cut = LedgerCut(0, "")  # another run's books stay where they are
         if self.prepared.continues:
-            rewind(folder, cut, str(saved["lineage"]))
-        else:
-            rewind(folder, LedgerCut(0, ""), f"before-{self.prepared.run_id}")
-            cut = LedgerCut(0, "")  # the other run's books stay there
+            cut = LedgerCut(int(saved["ledger"]["step"]), str(saved["ledger"]["sha256"]))
+        rewind(folder, cut, abandoned)
         ctx.ledger.resume(cut)
         ctx.counters.update(saved.get("counters", {}))
         controller.kl.coef = float(saved["kl_coef"])
         controller.state.step = checkpoint.step
         controller.state.cut = cut
+        controller.state.counters = dict(ctx.counters)
         controller.state.sampler_state = saved["sampler"]
         controller.restore_rewards(saved.get("rewards", {}))
         await _load(ctx, checkpoint, "actor", ctx.services.policy)
@@ -140,7 +157,7 @@ class Run:
             await _load(ctx, checkpoint, "critic", ctx.services.critic)
 
     async def _export(self, ctx: RunContext, controller: Controller) -> str | None:
-        if not self._config.argosy.export_hf or self._config.trainer.val_only:
+        if not self._config.argosy.export_hf or self._config.trainer.val_only or controller.interrupted:
             return None
         path = self._run_dir / "hf"
         step = controller.state.step

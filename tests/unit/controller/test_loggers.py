@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -44,6 +45,58 @@ def test_a_torn_line_of_a_killed_run_costs_the_next_row_nothing(tmp_path: Path) 
     logger.close()
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [(row["step"], row["a"]) for row in rows] == [(1, 1), (2, 2.0), (3, 3.0)]
+
+
+def test_c13_steps_that_a_resume_gives_up_are_moved_away(tmp_path: Path) -> None:
+    [logger] = build_loggers(configured("console"), tmp_path)
+    logger.begin(0, "l0", {})
+    for step in range(4):
+        logger.log(step, {"val-core/acc": 0.5} if step == 0 else {"training/global_step": float(step), "a": 1.0})
+    logger.close()
+    [logger] = build_loggers(configured("console"), tmp_path)
+    logger.begin(2, "l0", {"training/global_step": 2.0, "a": 9.0})
+    logger.log(3, {"training/global_step": 3.0, "a": 2.0})
+    logger.close()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row.get("a")) for row in rows] == [(0, None), (1, 1.0), (2, 1.0), (3, 2.0)]
+    [given_up] = (tmp_path / "metrics.abandoned.jsonl").read_text().splitlines()
+    assert json.loads(given_up) == {"step": 3, "training/global_step": 3.0, "a": 1.0, "lineage": "l0"}
+
+
+def test_c13_the_row_of_a_checkpoint_whose_run_was_killed_before_it_was_logged(tmp_path: Path) -> None:
+    [logger] = build_loggers(configured("console"), tmp_path)
+    logger.log(1, {"training/global_step": 1.0})
+    logger.log(2, {"val-core/acc": 0.5})
+    logger.begin(2, "l0", {"training/global_step": 2.0, "a": 9.0})
+    logger.close()
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [(row["step"], row.get("a")) for row in rows] == [(1, None), (2, None), (2, 9.0)]
+
+
+def test_a_run_that_begins_again_has_a_file_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "v": 1}\n{"step": 1, "a": 1}\n{"step": 2, "a')
+    [logger] = build_loggers(configured("console"), tmp_path)
+    logger.begin(0, "before-run-2", {})
+    logger.log(0, {"v": 2.0})
+    logger.close()
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 0, "v": 2.0}]
+    assert len((tmp_path / "metrics.abandoned.jsonl").read_text().splitlines()) == 2
+
+
+def test_c13_tensorboard_shows_the_steps_of_the_surviving_lineage(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for life, steps, value in ((0, (1, 2, 3), 1.0), (2, (3, 4), 2.0)):
+        loggers = build_loggers(configured("tensorboard"), tmp_path)
+        for logger in loggers:
+            logger.begin(life, "l0", {})
+            for step in steps:
+                logger.log(step, {"a": value})
+            logger.close()
+        time.sleep(1.1 if life == 0 else 0)  # files are named, and read, by the second in which they were begun
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("a")] == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)]
 
 
 def test_tensorboard_files_are_real(tmp_path: Path) -> None:
@@ -100,6 +153,9 @@ class Failing:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.calls += 1
         raise ConnectionError("no route to host")
+
+    def begin(self, step: int, abandoned: str, metrics: Mapping[str, float]) -> None:
+        raise AssertionError("not in this test")
 
     def close(self) -> None:
         raise AssertionError("closed after it was given up")

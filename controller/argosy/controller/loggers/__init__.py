@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +19,15 @@ class MetricLogger(Protocol):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record metrics of one step. May raise; `Guarded` sees to it that a run survives."""
+
+    def begin(self, step: int, abandoned: str, metrics: Mapping[str, float]) -> None:
+        """A start of the run, before anything is logged: it goes on after `step` (0: from the beginning).
+
+        Args:
+            step: What was logged of later steps, by an earlier start, is superseded.
+            abandoned: Name of the lineage that those were of.
+            metrics: Of `step`, from its checkpoint: a crash may have come before they were logged. May be empty.
+        """
 
     def close(self) -> None:
         """Flush and release."""
@@ -39,12 +48,19 @@ class Guarded:
         self._name = name
         self._logger: MetricLogger | None = logger
 
+    def begin(self, step: int, abandoned: str, metrics: Mapping[str, float]) -> None:
+        """Pass on, or give the logger up with one warning."""
+        self._try(step, lambda logger: logger.begin(step, abandoned, metrics))
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Pass on, or give the logger up with one warning."""
+        self._try(step, lambda logger: logger.log(step, metrics))
+
+    def _try(self, step: int, call: Callable[[MetricLogger], None]) -> None:
         if self._logger is None:
             return
         try:
-            self._logger.log(step, metrics)
+            call(self._logger)
         except Exception as error:  # noqa: BLE001 - a tracker of any make must not end a training run
             log.warning("logger %r failed at step %d and is now off: %s", self._name, step, error)
             self._logger = None

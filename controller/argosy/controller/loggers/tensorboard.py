@@ -18,6 +18,14 @@ class TensorBoardLogger:
         del config
         self._writer = EventFileWriter(str(run_dir / "tensorboard"))
 
+    def begin(self, step: int, abandoned: str, metrics: Mapping[str, float]) -> None:
+        """Mark where the run goes on: TensorBoard leaves out what earlier files have of later steps."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        del abandoned, metrics
+        log = SessionLog(status=SessionLog.START)
+        self._writer.add_event(Event(wall_time=time.time(), step=step + 1 if step else 0, session_log=log))
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One event with all scalars of the step."""
         from tensorboard.compat.proto.event_pb2 import Event

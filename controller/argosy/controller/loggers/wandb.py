@@ -52,6 +52,12 @@ class WandbLogger:
             settings=wandb.Settings(init_timeout=INIT_TIMEOUT_S, console="off", silent=True),
         )
 
+    def begin(self, step: int, abandoned: str, metrics: Mapping[str, float]) -> None:
+        """Note where the run goes on. W&B keeps the first row of a step that comes again: metrics.jsonl has the new."""
+        del metrics
+        self._run.summary["argosy/resumed_from_step"] = step
+        self._run.summary["argosy/abandoned_lineage"] = abandoned if step else ""
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send one step."""
         self._run.log(dict(metrics), step=step)

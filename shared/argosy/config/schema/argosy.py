@@ -231,6 +231,9 @@ class ArgosyConfig:
     """Seconds that services may take to become ready."""
     stop_grace_s: float = 10.0
     """Seconds that a service may take to end in order before it is killed."""
+    stop_save_s: float = 120.0
+    """Seconds that the first Ctrl-C (SIGINT, SIGTERM or SIGHUP) leaves a run to finish the step that is being trained
+    and to save the steps that no checkpoint has; a second one ends it at once. 0: the first one does too."""
     allow_remote_hosts: bool = False
     """Let services listen on other addresses than loopback. Calls are neither encrypted nor authenticated: only on a
     network that you trust."""

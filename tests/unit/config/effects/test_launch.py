@@ -16,6 +16,8 @@ import pytest
 from argosy.cli.serve import check
 from argosy.config import Config, find_problems
 from argosy.controller import placement
+from argosy.controller.control import RunControl
+from argosy.controller.entry import _end_soon
 from argosy.controller.launch import fleet as fleet_module
 from argosy.controller.launch.fleet import LocalFleet
 from argosy.controller.placement import open_placement, rpc_settings
@@ -311,6 +313,20 @@ async def test_stop_grace(job: Config, monkeypatch: Patch) -> None:
     nothing: Any = Nothing()
     await made(changed)._close(nothing, nothing)
     assert graces == [20.0, 12.0]
+
+
+@pytest.mark.parametrize(("key", "limit_s"), [("argosy.stop_save_s", 0.3), ("argosy.stop_save_s", 0.0)])
+async def test_stop_save(job: Config, key: str, limit_s: float) -> None:
+    """A run that never gets its steps saved is cancelled after the limit; at 0 at once."""
+    control = RunControl("run", 10)
+    control.unsaved_steps = 3
+    stuck: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    began = time.monotonic()
+    await _end_soon(stuck, control, "SIGINT", job.with_values({key: limit_s}).argosy.stop_save_s)
+    assert stuck.cancelled()
+    assert control.interrupted
+    assert limit_s <= time.monotonic() - began < limit_s + 5
+    assert "argosy.stop_save_s" in problems(job.with_values({key: -1.0}))
 
 
 async def tries(config: Config, monkeypatch: Patch) -> list[float]:
