@@ -262,6 +262,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "argosy.openai.sampling": ("strict", "run"),
     "argosy.openai.train_branch": ("last", "longest"),
     "argosy.reward.sandbox.isolation": ("required", "allowed_without"),
+    "argosy.reward.sandbox.control_groups": ("auto", "required", "off"),
     "argosy.reward.sandbox.credit": ("mean", "all"),
     "data.truncation": ("error", "left", "right", "middle"),
     f"{_ACTOR}.strategy": ("fsdp", "fsdp2", "megatron"),
