@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +67,8 @@ class Served:
     source: SessionSource
     gate: Gate
     tokenizer: TextTokenizer
+    running: asyncio.Task[None]
+    plain: httpx.AsyncClient
     clients: list[AsyncOpenAI] = field(default_factory=list)
 
     def client(self, base_url: str = "", api_key: str = "none", **fields: Any) -> AsyncOpenAI:
@@ -79,8 +81,21 @@ class Served:
 
     async def http(self, method: str, path: str, body: Any = None, **fields: Any) -> httpx.Response:
         """One plain request."""
-        async with httpx.AsyncClient(base_url=self.address, timeout=60) as client:
-            return await client.request(method, path, json=body, **fields)
+        return await self.plain.request(method, self.address + path, json=body, **fields)
+
+    async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
+        """Wait for it, at most some seconds."""
+        async with asyncio.timeout(30):
+            while not await condition():  # noqa: ASYNC110 - what it looks at tells nobody
+                await asyncio.sleep(0.01)
+
+    async def is_running(self) -> bool:
+        """Whether the engine has a sample."""
+        return bool((await self.core.status()).running_count)
+
+    async def is_idle(self) -> bool:
+        """Whether it has none."""
+        return not await self.is_running()
 
     def state_of(self, sample: object) -> str:
         """Of a sample in the books: its state, and why it was dropped."""
@@ -119,9 +134,12 @@ async def served(config: Config, folder: Path) -> AsyncIterator[Served]:
     running = asyncio.create_task(source.run(gate))
     sessions = source if config.argosy.openai.source == "sessions" else None
     try:
-        async with open_endpoint(ctx, rollout, sessions) as address:
+        async with (
+            open_endpoint(ctx, rollout, sessions) as address,
+            httpx.AsyncClient(timeout=60, verify=False) as plain,
+        ):
             assert address is not None
-            up = Served(address, ctx, core, rollout, source, gate, tokenizer)
+            up = Served(address, ctx, core, rollout, source, gate, tokenizer, running, plain)
             yield up
             for client in up.clients:
                 await client.close()
