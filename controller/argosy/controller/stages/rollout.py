@@ -34,6 +34,11 @@ class RolloutStage(RolloutFleet):
         await super().synced(members, version)
         self.singles.places.fill()
 
+    def give_up(self, member: str) -> None:
+        """Use a server no more, until a sync to it succeeds: what it has of `generate_one` goes on elsewhere."""
+        self.usable.discard(member)
+        self.singles.evict(member)
+
     def metrics(self) -> dict[str, float]:
         """What each pool did for training since the last call."""
         return self._capacities.metrics(self.in_use())

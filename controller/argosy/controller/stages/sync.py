@@ -34,12 +34,12 @@ async def publish_and_sync(ctx: RunContext, rollout: RolloutStage, step: int) ->
     await rollout.wake(step)
     sync_id = f"{ctx.lineage}-{step}"
     members = rollout.members()
-    manifest = await with_bases(ctx, members, sync_id, manifest, step, partial(_send_to, ctx))
-    results = await _send_to(ctx, members, sync_id, manifest)
+    manifest = await with_bases(ctx, members, sync_id, manifest, step, partial(_send_to, ctx, rollout))
+    results = await _send_to(ctx, rollout, members, sync_id, manifest)
     failures: dict[str, BaseException] = {}
     for member, result in zip(members, results, strict=True):
         if isinstance(result, (ArgosyError, TimeoutError)):
-            rollout.usable.discard(member)
+            rollout.give_up(member)
             failures[member] = result
             ctx.count("sync/failed_members")
             log.warning("weight sync %s to %s failed: %s", sync_id, member, result)
@@ -57,7 +57,7 @@ async def publish_and_sync(ctx: RunContext, rollout: RolloutStage, step: int) ->
 
 
 async def _send_to(
-    ctx: RunContext, members: Sequence[str], sync_id: str, manifest: WeightsManifest
+    ctx: RunContext, rollout: RolloutStage, members: Sequence[str], sync_id: str, manifest: WeightsManifest
 ) -> list[int | BaseException]:
     """Bring servers to what is published; for each the bytes that it took, or what went wrong with it.
 
@@ -65,14 +65,14 @@ async def _send_to(
     twice. Memory that could not be shared after all, where that was our own choice: by the stream.
     """
     ways = await choose_transports(ctx, members)
-    results = dict(zip(members, await transfer(ctx, members, ways, sync_id, manifest, 1), strict=True))
+    results = dict(zip(members, await transfer(ctx, rollout, members, ways, sync_id, manifest, 1), strict=True))
     again = [member for member, result in results.items() if _worth_another_try(ctx, ways[member], result)]
     if again:
         first = results[again[0]]
         log.warning("weight sync %s failed for %s, once more: %s", sync_id, again, first)
         ctx.count("sync/damaged", sum(isinstance(results[member], CorruptDataError) for member in again))
         ways |= {m: EVERYWHERE for m in again if ways[m] == SAME_HOST}
-        results |= zip(again, await transfer(ctx, again, ways, sync_id, manifest, 2), strict=True)
+        results |= zip(again, await transfer(ctx, rollout, again, ways, sync_id, manifest, 2), strict=True)
     return list(results.values())
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from argosy.controller.context import RunContext
+from argosy.controller.stages.rollout import RolloutStage
+from argosy.controller.stages.swaps import Swap
 from argosy.types.errors import ArgosyError, UnavailableError
 from argosy.types.records import TransferOffer, WeightsManifest
 from argosy.weightsync.transports.base import METRIC
@@ -23,6 +25,7 @@ SAME_HOST = "shared_memory"
 
 async def transfer(
     ctx: RunContext,
+    rollout: RolloutStage,
     members: Sequence[str],
     transports: Mapping[str, str],
     sync_id: str,
@@ -37,7 +40,9 @@ async def transfer(
     begun = time.perf_counter()
     try:
         groups = {name: [m for m in members if transports[m] == name] for name in {transports[m] for m in members}}
-        parts = [_by_one(ctx, group, name, sync_id, manifest, attempt, taken) for name, group in groups.items()]
+        parts = [
+            _by_one(ctx, rollout, group, name, sync_id, manifest, attempt, taken) for name, group in groups.items()
+        ]
         found: dict[str, int | BaseException] = {}
         for part in await asyncio.gather(*parts):
             found |= part
@@ -79,6 +84,7 @@ async def _shares_memory(ctx: RunContext, member: str, host_id: str) -> bool:
 
 async def _by_one(
     ctx: RunContext,
+    rollout: RolloutStage,
     members: Sequence[str],
     transport: str,
     sync_id: str,
@@ -96,7 +102,7 @@ async def _by_one(
         if name.startswith(METRIC):  # what the sender tells of it: how small a delta is, how much has changed …
             ctx.measured[f"sync/{name.removeprefix(METRIC)}"] = float(value)
     pairs = zip(members, offers, strict=False)
-    work = [_sync_one(ctx, member, sync_id, manifest, offer, attempt, taken) for member, offer in pairs]
+    work = [_sync_one(ctx, rollout, member, sync_id, manifest, offer, attempt, taken) for member, offer in pairs]
     return dict(zip(members, await asyncio.gather(*work, return_exceptions=True), strict=True))
 
 
@@ -111,6 +117,7 @@ async def _close(ctx: RunContext, sync_id: str, attempt: int) -> None:
 
 async def _sync_one(
     ctx: RunContext,
+    rollout: RolloutStage,
     member: str,
     sync_id: str,
     manifest: WeightsManifest,
@@ -120,17 +127,21 @@ async def _sync_one(
 ) -> int:
     server, names = ctx.services.rollouts[member], (sync_id, member, offer.transport, attempt)
     clock = [time.perf_counter()]
-    async with asyncio.timeout(ctx.deadline_s):
-        await server.init_weight_transfer(offer.transport, ctx.mutation("sync-init", *names))
-        await server.start_weight_update(sync_id, manifest, ctx.mutation("sync-start", *names))
+    async with Swap(ctx, rollout, member, names) as swap:
+        async with asyncio.timeout(ctx.deadline_s):
+            await server.init_weight_transfer(offer.transport, ctx.mutation("sync-init", *names))
+            await server.start_weight_update(sync_id, manifest, ctx.mutation("sync-start", *names))
+            clock.append(time.perf_counter())
+            source = ctx.services.policy.weight_source()
+            byte_count = await server.update_weights(sync_id, source, ctx.mutation("sync-update", *names), offer)
+            clock.append(time.perf_counter())
+        await swap.settle()
+        async with asyncio.timeout(ctx.deadline_s):
+            served = await server.finish_weight_update(sync_id, ctx.mutation("sync-finish", *names))
+            if served != manifest.version:
+                raise UnavailableError(f"{member} serves {served.short} after a sync of {manifest.version.short}")
+            await swap.swapped()
         clock.append(time.perf_counter())
-        source = ctx.services.policy.weight_source()
-        byte_count = await server.update_weights(sync_id, source, ctx.mutation("sync-update", *names), offer)
-        clock.append(time.perf_counter())
-        served = await server.finish_weight_update(sync_id, ctx.mutation("sync-finish", *names))
-        clock.append(time.perf_counter())
-    if served != manifest.version:
-        raise UnavailableError(f"{member} serves {served.short} after a sync of {manifest.version.short}")
     taken.add(byte_count, *(end - begin for begin, end in pairwise(clock)))
     return byte_count
 

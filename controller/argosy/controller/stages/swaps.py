@@ -1,0 +1,82 @@
+"""What becomes of the samples at a server whose weights are swapped: `argosy.weight_sync.while_generating`.
+
+- keep: nothing. An engine swaps between two decode steps, and what runs goes on under the new weights.
+- abort: the server is paused and its samples are ended; each goes on from its tokens, on any server.
+- finish: the server gets no more samples from the moment that weights begin to come, and swaps when it has none.
+
+One server at a time, so to say: while one is held, others go on with what they have, old weights or new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import TracebackType
+
+from argosy.controller.context import RunContext
+from argosy.controller.stages.fleet import AWAY
+from argosy.controller.stages.rollout import RolloutStage
+
+log = logging.getLogger(__name__)
+
+
+class Swap:
+    """One server's sync, around all its phases. A server whose sync fails is given up: its samples go on elsewhere.
+
+    Args:
+        ctx: The run.
+        rollout: Who sends samples.
+        member: The server.
+        names: Of the sync, for request ids.
+    """
+
+    def __init__(self, ctx: RunContext, rollout: RolloutStage, member: str, names: tuple[object, ...]) -> None:
+        self._ctx = ctx
+        self._rollout = rollout
+        self._places = rollout.singles.places
+        self._member = member
+        self._server = ctx.services.rollouts[member]
+        self._names = names
+        self._mode = ctx.config.argosy.weight_sync.while_generating
+        self._paused = False
+
+    async def __aenter__(self) -> Swap:
+        if self._mode == "finish":
+            self._places.hold(self._member)
+        return self
+
+    async def settle(self) -> None:
+        """The weights are there: let the server come to a state in which they may be swapped in."""
+        if self._mode == "finish":
+            try:
+                async with asyncio.timeout(self._ctx.deadline_s):
+                    await self._places.empty(self._member)
+            except TimeoutError:
+                count = self._places.outstanding(self._member)
+                log.warning("%s still runs %d samples when its weights are swapped: they end", self._member, count)
+                await self._abort()
+        elif self._mode == "abort":
+            self._places.hold(self._member)
+            await self._abort()
+
+    async def swapped(self) -> None:
+        """The new weights serve: go on."""
+        if self._paused:
+            await self._server.resume(self._ctx.mutation("swap-resume", *self._names))
+            self._paused = False
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._rollout.give_up(self._member)
+            if self._paused and isinstance(error, Exception):
+                try:
+                    await self._server.resume(self._ctx.mutation("swap-give-up", *self._names))
+                except AWAY as away:
+                    log.warning("%s stays paused after its sync has failed: %s", self._member, away)
+        self._places.release(self._member)
+
+    async def _abort(self) -> None:
+        self._paused = True  # even if the answer is lost
+        await self._server.pause("abort", self._ctx.mutation("swap-pause", *self._names))
