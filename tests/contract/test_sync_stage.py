@@ -112,7 +112,7 @@ async def test_a_damaged_delta_on_disk_costs_a_second_try(
 
     async def spoilt_first(*arguments: Any) -> Any:
         """The first try meets a delta with a flipped bit."""
-        if arguments[5] == 1:
+        if arguments[6] == 1:
             policy = arguments[0].services.policy
             await policy.open_transfer("disk", "early", 1, mutation())
             link = read_links(folder)[-1]
