@@ -9,8 +9,6 @@
 #include <string>
 #include <vector>
 
-#include <google/protobuf/struct.pb.h>
-#include <google/protobuf/util/json_util.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -46,16 +44,10 @@ std::string LastNumber(const std::string& text) {
   return end - begin <= 64 ? text.substr(begin, end - begin) : "";
 }
 
+// A number is written the same as text and as JSON.
 std::optional<double> Truth(const reward::ScoreItem& item) {
-  if (item.ground_truth_case() == reward::ScoreItem::kGroundTruthText) return Number(item.ground_truth_text());
-  google::protobuf::Value value;
-  if (item.ground_truth_case() != reward::ScoreItem::kGroundTruthJson ||
-      !google::protobuf::util::JsonStringToMessage(item.ground_truth_json(), &value).ok()) {
-    return std::nullopt;
-  }
-  if (value.kind_case() == google::protobuf::Value::kStringValue) return Number(value.string_value());
-  if (value.kind_case() == google::protobuf::Value::kNumberValue) return value.number_value();
-  return std::nullopt;
+  const bool json = item.ground_truth_case() == reward::ScoreItem::kGroundTruthJson;
+  return Number(json ? item.ground_truth_json() : item.ground_truth_text());
 }
 
 class Server final : public reward::RewardService::Service {

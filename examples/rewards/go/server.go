@@ -5,9 +5,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"log"
+	"math"
 	"net"
 	"os"
 	"regexp"
@@ -17,7 +17,6 @@ import (
 	common "argosy/api/common/v1"
 	pb "argosy/api/reward/v1"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
@@ -33,31 +32,18 @@ var number = regexp.MustCompile(`-?\d[\d,]*(?:\.\d+)?`)
 
 type server struct {
 	pb.UnimplementedRewardServiceServer
-	sources []string // "*": any
+	sources []string
+	known   map[string]bool // by source; "*": any
 }
 
-// truth is the item's ground truth as a number.
+// truth is the item's ground truth; a number is written the same as text and as JSON.
 func truth(item *pb.ScoreItem) (float64, error) {
-	switch value := item.GroundTruth.(type) {
-	case *pb.ScoreItem_GroundTruthText:
-		return strconv.ParseFloat(strings.ReplaceAll(strings.TrimSpace(value.GroundTruthText), ",", ""), 64)
-	case *pb.ScoreItem_GroundTruthJson:
-		var found *float64 // a pointer, so that null is told from 0
-		if err := json.Unmarshal([]byte(value.GroundTruthJson), &found); err != nil || found == nil {
-			return 0, fmt.Errorf("%.50q is no number", value.GroundTruthJson)
-		}
-		return *found, nil
+	text := item.GetGroundTruthText() + item.GetGroundTruthJson() // only one of them is set
+	number, err := strconv.ParseFloat(strings.ReplaceAll(strings.TrimSpace(text), ",", ""), 64)
+	if err == nil && (math.IsNaN(number) || math.IsInf(number, 0)) {
+		err = fmt.Errorf("%s is no finite number", text)
 	}
-	return 0, fmt.Errorf("there is no ground truth")
-}
-
-func (s *server) knows(source string) bool {
-	for _, name := range s.sources {
-		if name == source || name == "*" {
-			return true
-		}
-	}
-	return false
+	return number, err
 }
 
 func (s *server) judge(item *pb.ScoreItem) *pb.ScoreResult {
@@ -65,7 +51,7 @@ func (s *server) judge(item *pb.ScoreItem) *pb.ScoreResult {
 		outcome := &pb.ScoreResult_Failed{Failed: &pb.Failed{Reason: reason, Message: strings.ToValidUTF8(message, "")}}
 		return &pb.ScoreResult{SampleId: item.SampleId, Outcome: outcome}
 	}
-	if !s.knows(item.DataSource) {
+	if !s.known[item.DataSource] && !s.known["*"] {
 		return failed("unknown_data_source", "no scorer for "+item.DataSource)
 	}
 	want, err := truth(item)
@@ -88,9 +74,7 @@ func (s *server) judge(item *pb.ScoreItem) *pb.ScoreResult {
 
 func (s *server) Score(ctx context.Context, request *pb.ScoreRequest) (*pb.ScoreResponse, error) {
 	if n := len(request.Items); n > limit {
-		refusal := status.Newf(codes.InvalidArgument, "%d items, at most %d are taken", n, limit)
-		refusal, _ = refusal.WithDetails(&errdetails.ErrorInfo{Reason: "INVALID_INPUT", Domain: "argosy"})
-		return nil, refusal.Err()
+		return nil, status.Errorf(codes.InvalidArgument, "%d items, at most %d are taken", n, limit)
 	}
 	response := &pb.ScoreResponse{}
 	for _, item := range request.Items {
@@ -114,12 +98,15 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	sources := os.Args[2:]
-	if len(sources) == 0 {
-		sources = []string{"*"}
+	scorer := &server{sources: os.Args[2:], known: map[string]bool{}}
+	if len(scorer.sources) == 0 {
+		scorer.sources = []string{"*"}
+	}
+	for _, source := range scorer.sources {
+		scorer.known[source] = true
 	}
 	grpcServer := grpc.NewServer(grpc.MaxRecvMsgSize(maxBytes), grpc.MaxSendMsgSize(maxBytes))
-	pb.RegisterRewardServiceServer(grpcServer, &server{sources: sources})
+	pb.RegisterRewardServiceServer(grpcServer, scorer)
 	healthpb.RegisterHealthServer(grpcServer, health.NewServer())
 	reflection.Register(grpcServer)
 	fmt.Printf("listening on %s\n", listener.Addr())

@@ -1,4 +1,4 @@
-"""Where control groups can be made: the kernel's own texts, and real groups of version 2 where this machine has them."""
+"""Where groups can be made: the kernel's own texts, and real groups of version 2 where this machine has them."""
 
 from __future__ import annotations
 
