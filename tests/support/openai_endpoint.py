@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -132,10 +133,10 @@ async def served(config: Config, folder: Path) -> AsyncIterator[Served]:
     source, gate = SessionSource(ctx, sampler, tokenizer), Gate()
     rollout = Recording(RolloutStage(ctx))
     running = asyncio.create_task(source.run(gate))
-    sessions = source if config.argosy.openai.source == "sessions" else None
+    producer = SimpleNamespace(source=source if config.argosy.openai.source == "sessions" else None)
     try:
         async with (
-            open_endpoint(ctx, rollout, sessions) as address,
+            open_endpoint(ctx, rollout, producer) as address,
             httpx.AsyncClient(timeout=60, verify=False) as plain,
         ):
             assert address is not None

@@ -24,6 +24,7 @@ from argosy.controller.control import RunControl
 from argosy.controller.data.sampler import PromptSampler
 from argosy.controller.ledger import LedgerCut
 from argosy.controller.metrics import batch_metrics, outcome_metrics, performance_metrics
+from argosy.controller.openai.endpoint import open_endpoint
 from argosy.controller.producing import NoMoreSteps, Produced, StepRecord
 from argosy.controller.recovery import CheckpointStore
 from argosy.controller.stages.advantage import (
@@ -133,7 +134,8 @@ class Controller:
             return
         self._first_step = self.state.step
         try:
-            async with self._saves, asyncio.TaskGroup() as tasks:
+            endpoint = open_endpoint(self.ctx, self._rollout, self._producer)
+            async with self._saves, endpoint, asyncio.TaskGroup() as tasks:
                 producing = tasks.create_task(self._producer.run(), name="produce")
                 training = tasks.create_task(self._train(), name="train")
                 training.add_done_callback(lambda _: producing.cancel())

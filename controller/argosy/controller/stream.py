@@ -102,6 +102,11 @@ class GroupStream:
         self._ended = False
         self._changed = asyncio.Event()
 
+    @property
+    def source(self) -> GroupSource:
+        """What begins its groups."""
+        return self._source
+
     # -- for the source ----------------------------------------------------------------------------------------------
 
     async def admit(self) -> Ticket:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argosy.controller.context import RunContext
 from argosy.controller.data.sampler import PromptSampler
 from argosy.controller.groups import GroupSource
+from argosy.controller.openai.endpoint import session_source
 from argosy.controller.producing import Producer, StepProducer, batch_limit, last_data_epoch
 from argosy.controller.stages.generation import OnStage
 from argosy.controller.stages.rollout import RolloutStage
@@ -27,4 +28,6 @@ def build_producer(
 
 def build_source(ctx: RunContext, sampler: PromptSampler, rollout: RolloutStage) -> GroupSource:
     """Who begins groups."""
+    if ctx.config.argosy.openai.source == "sessions":
+        return session_source(ctx, sampler)
     return PromptGroups(ctx, sampler, rollout, rollout.singles.so_far, last_data_epoch(ctx.config))

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def open_endpoint(ctx: RunContext, rollout: Generates, source: object) -> AsyncIterator[str | None]:
+async def open_endpoint(ctx: RunContext, rollout: Generates, producer: object) -> AsyncIterator[str | None]:
     """Serve `argosy.openai` while the block runs; yields its address, or None where it isn't enabled.
 
-    `source`: The run's group source; sessions are taken where it is a `SessionSource`.
+    `producer`: Of the run's steps; sessions are taken where its `source` is a `SessionSource`.
 
     Raises:
         ConfigError: The packages of the HTTP server are not installed, or there is no API key where one is named.
@@ -46,6 +46,7 @@ async def open_endpoint(ctx: RunContext, rollout: Generates, source: object) -> 
 
     options = config.argosy.openai
     caller = Caller(config, rollout, tokenizer_of(config), parser(config.actor_rollout_ref.rollout.multi_turn.format))
+    source = getattr(producer, "source", None)
     desk = SessionDesk(ctx, source) if isinstance(source, SessionSource) else None
     address = [""]
     app = build_app(ctx, caller, desk, lambda: address[0])
