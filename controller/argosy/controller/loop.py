@@ -26,7 +26,7 @@ from argosy.controller.ledger import LedgerCut
 from argosy.controller.metrics import batch_metrics, outcome_metrics, performance_metrics
 from argosy.controller.openai.endpoint import open_endpoint
 from argosy.controller.producing import NoMoreSteps, Produced, StepRecord
-from argosy.controller.recovery import CheckpointStore
+from argosy.controller.recovery import IN_FLIGHT, CheckpointStore
 from argosy.controller.stages.advantage import (
     add_advantages,
     add_baselines,
@@ -80,6 +80,8 @@ class LoopState:
     reward_state: Mapping[str, Any] = field(default_factory=dict)
     stream: Mapping[str, Any] = field(default_factory=dict)
     """Groups under way, with the tokens that they have; empty where there never are any between two steps."""
+    entries: Sequence[Mapping[str, Any]] = ()
+    """What the ledger has of their samples, and of those that were dropped since the cut."""
     cut: LedgerCut = field(default_factory=lambda: LedgerCut(0, ""))
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Of the step, as far as they are known when it is saved: a crash may come before they are logged."""
@@ -106,6 +108,7 @@ class Controller:
         self._held_out = held_out
         self._total_steps = total_steps
         self._first_step = 0
+        self._noted = True
         self._observer = observer
         self._control = control
         self._saves = CheckpointSaves(
@@ -189,7 +192,7 @@ class Controller:
                 with timed(timing, "testing"):
                     await self._validate()
             self.state.metrics = self._step_metrics(batch, metrics, produced)
-            if self.state.step == self._total_steps or self._due(self.ctx.config.trainer.save_freq):
+            if self._saves_now():
                 with timed(timing, "save_checkpoint"):
                     await self.save()
         self.state.metrics = metrics = self._step_metrics(batch, metrics, produced)
@@ -200,9 +203,21 @@ class Controller:
     def _commit(self, step: int) -> None:
         """Close the books of a step, and note what is under way in the same moment."""
         self.state.cut = self.ctx.ledger.commit_step(step, self._producer.open_groups())
+        # All tokens under way are much: they are noted where they will be saved. Where nothing is under way, what comes
+        # after this moment is no part of the step, and must not be in what a later save of it keeps.
+        self._noted = self._saves_now() or not self._producer.open_groups()
+        self._note(everything=self._noted)
+
+    def _note(self, *, everything: bool) -> None:
+        """What a checkpoint of the present step needs, all of one moment."""
         self.state.sampler_state = self._producer.sampler_state()
         self.state.reward_state = self._producer.reward_state()
-        self.state.stream = self._producer.state()
+        if everything:
+            self.state.stream = self._producer.state()
+            self.state.entries = [entry.row() for entry in self.ctx.ledger.uncommitted()]
+
+    def _saves_now(self) -> bool:
+        return self.state.step == self._total_steps or self._due(self.ctx.config.trainer.save_freq)
 
     def _step_metrics(
         self, batch: TrajectoryBatch, metrics: Mapping[str, float], produced: Produced
@@ -329,6 +344,8 @@ class Controller:
     async def save(self) -> None:
         """Begin a checkpoint of the step just finished; it is written while training goes on."""
         self._stage(self.state.step, "save_checkpoint")
+        if not self._noted:
+            self._note(everything=True)
         await self._saves.start(self.state.step, self.controller_state())
 
     def _saved(self, step: int, path: Path) -> None:
@@ -349,6 +366,7 @@ class Controller:
             "kl_coef": self.kl.coef,
             "counters": dict(self.state.counters),
             "metrics": dict(self.state.metrics),
+            IN_FLIGHT: {"stream": dict(self.state.stream), "entries": list(self.state.entries)},
         }
 
     async def _finish_early(self) -> None:

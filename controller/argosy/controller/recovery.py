@@ -4,6 +4,7 @@
         actor/…               the trainer's files
         critic/…              the critic's, if there is one
         controller.json       data order, ledger cut, KL controller, lineage
+        in_flight.json.gz     groups under way, with their tokens (asynchronous training only)
         manifest.json         every file with its size and SHA-256; written last
 
 A save goes to `.global_step_N.partial` and is renamed when complete, so that a crash leaves nothing that looks like a
@@ -14,6 +15,7 @@ removed is renamed first, so that nothing that is half removed looks like a chec
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
@@ -29,6 +31,9 @@ from argosy.types.errors import ConfigError, CorruptDataError, FencedError, stor
 
 MANIFEST = "manifest.json"
 STATE = "controller.json"
+IN_FLIGHT = "in_flight"
+"""In the controller's state: {"stream": groups under way, "entries": what the ledger has of them}."""
+_IN_FLIGHT_FILE = "in_flight.json.gz"
 LATEST = "latest_checkpointed_iteration.txt"
 _WAY_OUT = "restore it, or move the folder away to resume from an earlier one"
 _FOLDER = re.compile(r"^global_step_(\d+)$")
@@ -55,6 +60,14 @@ class Checkpoint:
     def state(self) -> dict[str, Any]:
         """What the controller saved."""
         loaded: dict[str, Any] = json.loads((self.path / STATE).read_text())
+        return loaded
+
+    def in_flight(self) -> dict[str, Any]:
+        """What was under way when it was saved: {"stream": …, "entries": …}; both empty where nothing was."""
+        path = self.path / _IN_FLIGHT_FILE
+        if not path.exists():
+            return {"stream": {}, "entries": []}
+        loaded: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
         return loaded
 
 
@@ -154,7 +167,12 @@ class CheckpointStore:
 
     def commit(self, step: int, run_id: str, working: Path, state: Mapping[str, Any]) -> Checkpoint:
         """Make a save a checkpoint: state, manifest, rename, pointer, and only then prune the old ones."""
-        write_atomically(working / STATE, json.dumps(state, indent=1).encode())
+        small = {name: value for name, value in state.items() if name != IN_FLIGHT}
+        write_atomically(working / STATE, json.dumps(small, indent=1).encode())
+        in_flight = state.get(IN_FLIGHT, {})
+        if any(in_flight.values()):
+            body = json.dumps(in_flight).encode()
+            write_atomically(working / _IN_FLIGHT_FILE, gzip.compress(body, compresslevel=1, mtime=0))
         files = {
             str(path.relative_to(working)): {"size_bytes": path.stat().st_size, "sha256": file_sha256(path)}
             for path in sorted(working.rglob("*"))

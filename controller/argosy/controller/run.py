@@ -14,7 +14,7 @@ from rich.console import Console
 from argosy.controller.console import RunConsole
 from argosy.controller.context import RunContext
 from argosy.controller.control import RunControl
-from argosy.controller.ledger import Ledger, LedgerCut, rewind
+from argosy.controller.ledger import OPEN_STATES, Entry, Ledger, LedgerCut, rewind
 from argosy.controller.ledger.lives import begin_life, next_lineage, read_lives
 from argosy.controller.loggers import build_loggers
 from argosy.controller.loop import Controller
@@ -144,7 +144,11 @@ class Run:
         if self.prepared.continues:
             cut = LedgerCut(int(saved["ledger"]["step"]), str(saved["ledger"]["sha256"]))
         rewind(folder, cut, abandoned)
-        ctx.ledger.resume(cut)
+        in_flight = checkpoint.in_flight()
+        entries = [Entry.from_row(row) for row in in_flight["entries"]]
+        if not self.prepared.continues:  # what the other run has dropped is in its own books
+            entries = [entry for entry in entries if entry.state in OPEN_STATES]
+        ctx.ledger.resume(cut, entries)
         ctx.counters.update(saved.get("counters", {}))
         controller.kl.coef = float(saved["kl_coef"])
         controller.state.step = checkpoint.step
@@ -152,6 +156,8 @@ class Run:
         controller.state.counters = dict(ctx.counters)
         controller.state.sampler_state = saved["sampler"]
         controller.restore_rewards(saved.get("rewards", {}))
+        if in_flight["stream"]:
+            controller.restore_stream(in_flight["stream"])
         await _load(ctx, checkpoint, "actor", ctx.services.policy)
         if ctx.services.critic is not None:
             await _load(ctx, checkpoint, "critic", ctx.services.critic)

@@ -64,8 +64,8 @@ class Ledger:
         """Release the live table; committed segments stay."""
         self._live.close()
 
-    def resume(self, cut: LedgerCut, in_flight: Iterable[Entry] = ()) -> None:
-        """Go on after a checkpoint's segment; `in_flight` are the open samples that go on too, the rest is drawn anew.
+    def resume(self, cut: LedgerCut, uncommitted: Iterable[Entry] = ()) -> None:
+        """Go on after a checkpoint's segment, with what `uncommitted` gave then; anything else is drawn anew.
 
         Raises CorruptDataError if the segment is missing or damaged.
         """
@@ -73,9 +73,11 @@ class Ledger:
             segment = load_segment(self._folder, cut.step)
             self._closed, self._final_count = segment.closed, segment.final
         self._cut = cut
-        self._open = {entry.sample: entry for entry in in_flight}
-        self._drawn_count = self._final_count + len(self._open)
-        self._live.changed(self._open.values())
+        entries = {entry.sample: entry for entry in uncommitted}
+        self._open = {sample: entry for sample, entry in entries.items() if entry.state in OPEN_STATES}
+        self._ended = {sample: entry for sample, entry in entries.items() if sample not in self._open}
+        self._drawn_count = self._final_count + len(entries)
+        self._live.changed(entries.values())
 
     def drawn(self, samples: Iterable[tuple[SampleId, int]]) -> None:
         """Samples (id, dataset row) enter the books. One that is in them, or ever was, is a LedgerError."""
@@ -131,8 +133,12 @@ class Ledger:
             entry.reason = reason
 
     def in_flight(self) -> list[Entry]:
-        """The open samples as they are now, by id: what a checkpoint keeps beside the cut."""
+        """The open samples as they are now, by id."""
         return [replace(self._open[sample]) for sample in sorted(self._open)]
+
+    def uncommitted(self) -> list[Entry]:
+        """All that is in no segment as it is now, open or finished, by id: what a checkpoint keeps beside the cut."""
+        return [replace(entry) for _, entry in sorted((self._open | self._ended).items())]
 
     def counts(self) -> dict[str, int]:
         """Samples that are in no segment yet, by state."""

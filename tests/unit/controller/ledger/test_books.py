@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from argosy.controller.ledger import Ledger, LedgerCut, LedgerError, load_segment, read_segment, rewind, segment_path
+from argosy.controller.ledger.entry import Entry
 from argosy.controller.ledger.live import read_live
 from argosy.types.errors import CorruptDataError, StorageError
 from argosy.types.ids import GroupId, PolicyVersion, SampleId
@@ -162,6 +163,21 @@ def test_a_successor_goes_on_with_what_was_in_flight(ledger: Ledger, folder: Pat
     [row] = read_segment(folder, 2)
     assert (row["sample_id"], row["state"], row["dispatch_count"], row["drawn_at"]) == (str(C), "trained", 2, 1001)
     assert load_segment(folder, 2).drawn == 3
+
+
+def test_what_was_dropped_since_the_cut_goes_on_too(ledger: Ledger, folder: Path) -> None:
+    """A checkpoint that is saved between two commits: the data order is past a group that no segment names."""
+    ledger.drawn([(A, 0), (C, 7)])
+    ledger.trained([A], 1)
+    cut = ledger.commit_step(1, [C.group])
+    ledger.dropped([C], "dynamic sampling: same metric")
+    kept = [Entry.from_row(entry.row()) for entry in ledger.uncommitted()]
+    ledger.close()
+    successor = Ledger(folder, term=2)
+    successor.resume(cut, kept)
+    successor.commit_step(2)
+    [row] = read_segment(folder, 2)
+    assert (row["sample_id"], row["state"], row["reason"]) == (str(C), "dropped", "dynamic sampling: same metric")
 
 
 def test_another_process_sees_what_is_in_flight(ledger: Ledger, folder: Path) -> None:
