@@ -40,7 +40,8 @@ def room(
     >>> room(open_count=4, synced_step=1, taken_steps=1, batch_size=4, max_staleness=1)
     4
     """
-    return (synced_step + max_staleness + 1 - taken_steps) * batch_size + spare - open_count
+    steps = synced_step + max_staleness + 1 - taken_steps
+    return steps * batch_size + (spare if steps > 0 else 0) - open_count
 
 
 def choose(
