@@ -10,7 +10,18 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-COMMANDS: tuple[str, ...] = ("train", "ledger", "serve", "config", "algorithms", "data", "model", "reward")
+COMMANDS: tuple[str, ...] = (
+    "train",
+    "rollout",
+    "record",
+    "ledger",
+    "serve",
+    "config",
+    "algorithms",
+    "data",
+    "model",
+    "reward",
+)
 """Modules of `argosy.cli` that each add one command, in the order of `--help`."""
 
 _PLACES = frozenset(

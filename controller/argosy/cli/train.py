@@ -54,6 +54,10 @@ def train(args: argparse.Namespace) -> int:
 
     console = Console(stderr=args.json)
     config = load(args.overrides, args.config)
+    if config.argosy.rollout_only:
+        from argosy.cli.rollout import run
+
+        return run(config, console, as_json=args.json)
     validate(config)
     if not args.quiet_config:
         print_config(config, console)

@@ -25,7 +25,9 @@ from argosy.controller.data.sampler import PromptSampler
 from argosy.controller.ledger import LedgerCut
 from argosy.controller.metrics import batch_metrics, outcome_metrics, performance_metrics
 from argosy.controller.openai.endpoint import open_endpoint
-from argosy.controller.producing import NoMoreSteps, Produced, StepRecord
+from argosy.controller.producing import NoMoreSteps, Produced, StepProducer, StepRecord
+from argosy.controller.recording.recorder import NoRecorder, StepSink
+from argosy.controller.recording.store import RecordedStep
 from argosy.controller.recovery import IN_FLIGHT, CheckpointStore
 from argosy.controller.stages.advantage import (
     add_advantages,
@@ -90,7 +92,10 @@ class LoopState:
 
 
 class Controller:
-    """Runs one training job to its last step."""
+    """Runs one training job to its last step. Without rollout servers (a replay) nothing is synced and validated.
+
+    `producer`: What makes the steps; None: what the configuration asks for. `recorder`: Gets each step as trained.
+    """
 
     def __init__(
         self,
@@ -101,6 +106,8 @@ class Controller:
         total_steps: int,
         observer: Observer,
         control: RunControl,
+        producer: StepProducer | None = None,
+        recorder: StepSink | None = None,
     ) -> None:
         self.ctx = ctx
         self.state = LoopState(sampler_state=sampler.state())
@@ -120,7 +127,8 @@ class Controller:
         )
         self._rollout = RolloutStage(ctx)
         self._parity = ParityGate(ctx, self._rollout, sampler.first_prompts(PROMPT_COUNT))
-        self._producer = build_producer(ctx, sampler, self._rollout, self._stage, total_steps)
+        self._producer = producer or build_producer(ctx, sampler, self._rollout, self._stage, total_steps)
+        self._recorder = recorder or NoRecorder()
         self.first_validation: ValidationResult | None = None
         self.last_validation: ValidationResult | None = None
 
@@ -186,6 +194,8 @@ class Controller:
                 with timed(timing, "parity"):
                     metrics |= await self._settle_parity()
             self._commit(step)
+            kept = RecordedStep(record, produced.metrics, self.state.sampler_state, self.state.reward_state)
+            await self._recorder.add(kept)
             self.state.counters = dict(self.ctx.counters)
             self._control.unsaved_steps += 1
             if validates:
@@ -308,7 +318,8 @@ class Controller:
     async def _sync(self) -> None:
         self._stage(self.state.step, "update_weights")
         with span("stage.sync", step=self.state.step):
-            self.state.version = await publish_and_sync(self.ctx, self._rollout, self.state.step)
+            if self.ctx.services.rollouts:
+                self.state.version = await publish_and_sync(self.ctx, self._rollout, self.state.step)
         self._producer.synced(self.state.step)
         self._control.view.step, self._control.view.version = self.state.step, self.state.version
         self._parity.begin(self.state.step)

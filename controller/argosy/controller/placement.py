@@ -1,6 +1,7 @@
 """Where the roles run: child processes on loopback (default), or cores in this process for debugging.
 
-Both give the loop the same `Services`; only construction differs.
+Both give the loop the same `Services`; only construction differs. A replay has no rollout and reward servers, and
+rollouts alone no trainer: who asks for one all the same is told so.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from argosy.config import Config
 from argosy.controller.context import Services
@@ -21,8 +22,11 @@ from argosy.controller.launch.plan import plan_members, services_of
 from argosy.controller.rewards.connect import check_external, open_router
 from argosy.membership.interface import Membership
 from argosy.membership.memory import MemoryMembership
+from argosy.roles.policy import Policy
+from argosy.roles.reward import Reward
 from argosy.rpc.options import RpcOptions
 from argosy.rpc.retry import RetryPolicy
+from argosy.types.errors import StateError
 from argosy.types.records import Member
 
 Result = TypeVar("Result")
@@ -47,6 +51,22 @@ class Placement:
     """Runs the work until it ends or a service dies, and raises the first cause."""
 
 
+class Absent:
+    """Stands where a run has no service of a role; a call of it is a defect, and says which role is meant."""
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise StateError(f"this run has no {self._role}, which is asked for {name}")
+
+
+NO_REWARD = cast("Reward", Absent("reward service"))
+NO_TRAINER = cast("Policy", Absent("trainer"))
+
+
 @asynccontextmanager
 async def open_placement(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
     """Start what the run needs and end all of it again."""
@@ -63,7 +83,9 @@ async def _local(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
     from argosy.rpc.clients.rollout import RolloutClient
 
     options, policy = rpc_settings(config)
-    await check_external(config, options)
+    scores = config.argosy.replay.path is None
+    if scores:
+        await check_external(config, options)
     async with LocalFleet(config, run_dir) as fleet, AsyncExitStack() as stack:
 
         def connect(factory: Callable[..., Any], member: Member) -> Any:
@@ -71,15 +93,17 @@ async def _local(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
             stack.push_async_callback(client.close)
             return client
 
-        members = fleet.members
-        references, critics = members.get("reference", ()), members.get("critic", ())
+        trainers, rollouts, references, critics = (
+            fleet.members.get(role, ()) for role in ("trainer", "rollout", "reference", "critic")
+        )
+        router = open_router(config, options, policy, membership=fleet.membership)
         services = Services(
-            rollouts={member.member_id: connect(RolloutClient, member) for member in members["rollout"]},
-            reward=await stack.enter_async_context(open_router(config, options, policy, membership=fleet.membership)),
-            policy=connect(PolicyClient, members["trainer"][0]),
+            rollouts={member.member_id: connect(RolloutClient, member) for member in rollouts},
+            reward=await stack.enter_async_context(router) if scores else NO_REWARD,
+            policy=connect(PolicyClient, trainers[0]) if trainers else NO_TRAINER,
             reference=connect(ReferenceClient, references[0]) if references else None,
             critic=connect(CriticClient, critics[0]) if critics else None,
-            pools={member.member_id: member.pool for member in members["rollout"]},
+            pools={member.member_id: member.pool for member in rollouts},
             lost=fleet.lost,
         )
         yield Placement(services, fleet.membership, fleet.race)
@@ -99,16 +123,18 @@ def rpc_settings(config: Config) -> tuple[RpcOptions, RetryPolicy]:
 @asynccontextmanager
 async def _in_process(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
     options, policy = rpc_settings(config)
-    await check_external(config, options)
+    scores, trains = config.argosy.replay.path is None, not config.argosy.rollout_only
+    if scores:
+        await check_external(config, options)
     lock = RunFolderLock(run_dir)
     lock.acquire()
     async with AsyncExitStack() as stack:
         stack.callback(lock.release)
         built: list[Any] = []
 
-        async def build(role: str, seen: Config = config) -> Any:
+        async def build(role: str, seen: Config = config, **options: Any) -> Any:
             module, _, name = BUILDERS[role].partition(":")
-            core = await asyncio.to_thread(getattr(importlib.import_module(module), name), seen)
+            core = await asyncio.to_thread(getattr(importlib.import_module(module), name), seen, **options)
             built.append(core)
             close = getattr(core, "close", None)
             if close is not None:
@@ -119,16 +145,21 @@ async def _in_process(config: Config, run_dir: Path) -> AsyncIterator[Placement]
         scorers = {
             name: await build("reward", config.for_reward(name))
             for name, service in config.rewards.items()
-            if not service.address
+            if scores and not service.address
         }
+        router = open_router(config, options, policy, cores=scorers)
         services = Services(
-            policy=await build("trainer"),
-            rollouts={one.member_id: await build("rollout", config.for_pool(one.pool)) for one in planned},
+            policy=await build("trainer") if trains else NO_TRAINER,
+            rollouts={
+                one.member_id: await build("rollout", config.for_pool(one.pool), start_stale=trains) for one in planned
+            },
             pools={one.member_id: one.pool for one in planned},
-            reward=await stack.enter_async_context(open_router(config, options, policy, cores=scorers)),
-            reference=await build("reference") if config.needs_reference else None,
-            critic=await build("critic") if config.needs_critic else None,
+            reward=await stack.enter_async_context(router) if scores else NO_REWARD,
+            reference=await build("reference") if trains and config.needs_reference else None,
+            critic=await build("critic") if trains and config.needs_critic else None,
         )
+        for rollout in services.rollouts.values():
+            await cast("Any", rollout).start()
         membership = MemoryMembership()
         stack.push_async_callback(membership.close)
         watched = [core for core in built if hasattr(core, "wait_failed")]

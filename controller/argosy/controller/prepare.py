@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from argosy.config import Config, validate_row_count
-from argosy.controller.data.prompts import PromptSource, load_prompts
+from argosy.controller.data.prompts import load_prompts
 from argosy.controller.data.sampler import PromptSampler
+from argosy.controller.recording.fitting import check_fits
+from argosy.controller.recording.replay import RecordedOrder, open_replay
+from argosy.controller.recording.store import Record
 from argosy.controller.recovery import Checkpoint, CheckpointStore, find_resume
 from argosy.types.errors import ConfigError, StateError, storage_error
 from argosy.types.records import Prompt
@@ -29,20 +32,26 @@ class PreparedRun:
         self.saved: dict[str, Any] = self.checkpoint.state() if self.checkpoint else {}
         """The controller's state in the checkpoint; empty for a new run."""
         inherited = self.saved.get("run_id") if self.continues else None
-        self.run_id: str = config.argosy.run_id or inherited or _new_run_id()
+        self.run_id: str = config.argosy.run_id or inherited or new_run_id()
         config = replace(config, argosy=replace(config.argosy, run_id=self.run_id))
-        self.source: PromptSource = load_prompts(config, "train")
-        validate_row_count(config, len(self.source))
-        seed = config.argosy.seed if config.data.seed is None else config.data.seed
-        batch_size = config.data.gen_batch_size or config.data.train_batch_size
-        self.sampler = PromptSampler(self.source, batch_size, shuffle=config.data.shuffle, seed=seed)
+        self.replayed = open_replay(config)
+        """The record that is trained from; None: rollouts are generated."""
+        self.sampler, self.data_sources = data_order(config) if self.replayed is None else _recorded(self.replayed)
         self.held_out: list[Prompt] = _held_out(config)
-        self.data_sources = self.source.data_sources() | {prompt.data_source for prompt in self.held_out}
+        self.data_sources |= {prompt.data_source for prompt in self.held_out}
         # With dynamic sampling this is the most that there can be: a step may take several batches.
-        self.total_steps = trainer.total_training_steps or trainer.total_epochs * self.sampler.steps_per_epoch
+        self.total_steps = trainer.total_training_steps or self._all_steps(trainer.total_epochs)
         if self.checkpoint:
             self._restore_data_order(self.checkpoint)
+        if self.replayed is not None:
+            check_fits(config, self.replayed, self.first_step, self.total_steps)
         self.config = _with_schedule_length(config, self.total_steps)
+
+    def _all_steps(self, total_epochs: int) -> int:
+        """Steps where no number is given: those of the data epochs, or of the record."""
+        if self.replayed is not None:
+            return max(self.replayed.steps, default=1)
+        return total_epochs * self.sampler.steps_per_epoch
 
     @property
     def first_step(self) -> int:
@@ -76,8 +85,24 @@ class PreparedRun:
             )
 
 
+def data_order(config: Config) -> tuple[PromptSampler, set[str]]:
+    """The training prompts in their order, and the data sources among them. Raises InvalidInputError, ConfigError."""
+    source = load_prompts(config, "train")
+    validate_row_count(config, len(source))
+    seed = config.argosy.seed if config.data.seed is None else config.data.seed
+    batch_size = config.data.gen_batch_size or config.data.train_batch_size
+    return PromptSampler(source, batch_size, shuffle=config.data.shuffle, seed=seed), source.data_sources()
+
+
+def _recorded(record: Record) -> tuple[PromptSampler, set[str]]:
+    """In place of data: a record has its prompts with it, and they are judged already."""
+    return RecordedOrder(record), set()
+
+
 def _held_out(config: Config) -> list[Prompt]:
     trainer = config.trainer
+    if config.argosy.replay.path is not None:
+        return []  # nobody is there to answer them
     wanted = trainer.val_before_train or trainer.val_only or trainer.test_freq > 0
     return list(load_prompts(config, "val").in_order()) if config.data.val_files and wanted else []
 
@@ -116,5 +141,6 @@ def make_folder(path: Path) -> None:
         raise storage_error(error, path) from error
 
 
-def _new_run_id() -> str:
+def new_run_id() -> str:
+    """Unique for practical purposes, and says when it began."""
     return f"run-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"

@@ -21,6 +21,8 @@ from argosy.controller.loop import Controller
 from argosy.controller.observer import RunObserver
 from argosy.controller.placement import Placement, open_placement
 from argosy.controller.prepare import PreparedRun
+from argosy.controller.recording.recorder import recorder_of
+from argosy.controller.recording.replay import ReplayProducer
 from argosy.controller.recovery import Checkpoint
 from argosy.controller.report import RunReport, compare, held_out, write_report
 from argosy.controller.serving import serve_control
@@ -104,9 +106,13 @@ class Run:
                 serve_control(control, placement.membership, self._run_dir, self._config, self._tracing)
             )
             await _check_data_sources(ctx, prepared)
+            first_step = prepared.first_step if prepared.continues else 0
+            recorder = recorder_of(self._config, self._run_dir, prepared.run_id, first_step)
             controller = Controller(
-                ctx, prepared.sampler, prepared.held_out, prepared.store, prepared.total_steps, observer, control
-            )
+                ctx, prepared.sampler, prepared.held_out, prepared.store, prepared.total_steps, observer, control,
+                producer=None if prepared.replayed is None else ReplayProducer(ctx, prepared.replayed),
+                recorder=await stack.enter_async_context(recorder),
+            )  # fmt: skip
             abandoned = self._begin_life(ctx)
             if prepared.checkpoint:
                 await self._restore(ctx, controller, prepared.checkpoint, abandoned)

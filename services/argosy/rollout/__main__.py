@@ -19,7 +19,7 @@ def build(config: Config) -> RolloutCore:
     """The core; imported here, after the thread counts are set and only when it is really to run."""
     from argosy.rollout.build import build_core
 
-    return build_core(config, start_stale=not config.argosy.rollout.start_ready)
+    return build_core(config, start_stale=not (config.argosy.rollout.start_ready or config.argosy.rollout_only))
 
 
 def add_to_server(core: ServedRollout, server: grpc.aio.Server, gate: Gate, config: Config) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,6 +45,12 @@ class TextTokenizer:
         """Texts that it reads as one special token each, wherever they stand."""
         added = [str(token) for token in self._tokenizer.added_tokens_decoder.values() if token.special]
         return tuple(dict.fromkeys([*map(str, self._tokenizer.all_special_tokens), *added]))
+
+    @property
+    def digest(self) -> str:
+        """Names the vocabulary: two tokenizers with equal digests mean the same token by every id."""
+        entries = json.dumps(sorted(self._tokenizer.get_vocab().items()))
+        return hashlib.blake2b(entries.encode(), digest_size=16).hexdigest()
 
     @property
     def chat_template(self) -> str | None:

@@ -38,11 +38,16 @@ def module_of(role: str) -> str:
 def services_of(cfg: Config) -> dict[str, int]:
     """How many servers of each role this configuration has on this machine.
 
-    A reference only where a KL term reads it, a critic only where the advantages read its values.
+    A reference only where a KL term reads it, a critic only where the advantages read its values. A replay has neither
+    rollout nor reward servers, and rollouts alone have nothing that trains.
     """
     rewards = sum(one.count for one in cfg.rewards.values() if not one.remote and not one.address)
     rollouts = sum(pool.count for pool in cfg.pools.values() if not pool.remote)
-    counts = {"trainer": 1, "reward": rewards, "rollout": rollouts}
+    if cfg.argosy.rollout_only:
+        return {"reward": rewards, "rollout": rollouts}
+    counts = {"trainer": 1}
+    if cfg.argosy.replay.path is None:
+        counts |= {"reward": rewards, "rollout": rollouts}
     if cfg.needs_reference:
         counts["reference"] = 1
     if cfg.needs_critic:
@@ -52,6 +57,8 @@ def services_of(cfg: Config) -> dict[str, int]:
 
 def remote_counts(cfg: Config) -> dict[tuple[str, str], int]:
     """(role, pool or reward service) → how many of its servers the run waits for, since others start them."""
+    if cfg.argosy.replay.path is not None:
+        return {}
     pools = {("rollout", name): pool.count for name, pool in cfg.pools.items() if pool.remote}
     return pools | {("reward", name): service.count for name, service in cfg.rewards.items() if service.remote}
 

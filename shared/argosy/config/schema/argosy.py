@@ -8,6 +8,7 @@ from typing import Any
 
 from argosy.config.schema.engines import SglangConfig, SimulatedConfig
 from argosy.config.schema.openai import OpenaiConfig
+from argosy.config.schema.recording import RecordConfig, ReplayConfig
 from argosy.config.schema.rewards import RewardServiceConfig
 from argosy.config.schema.services import ServicesConfig
 from argosy.config.schema.weight_sync import WeightSyncConfig
@@ -225,6 +226,8 @@ class ArgosyConfig:
     (docs/async.md says which to choose), and algorithm.rollout_correction is on by default."""
     stream: StreamConfig = field(default_factory=StreamConfig)
     """How many groups are under way in asynchronous training, and over-sampling."""
+    rollout_only: bool = False
+    """Generate, score and record with the model's own weights, and train nothing: what `argosy rollout` does."""
     export_hf: bool = True
     """Write the trained model as a Hugging Face folder, hf/ in the run folder, when the run ends."""
     startup_timeout_s: float = 180.0
@@ -251,6 +254,10 @@ class ArgosyConfig:
     """The reward service."""
     parity: ParityConfig = field(default_factory=ParityConfig)
     """Whether the engines still compute what the trainer computes."""
+    record: RecordConfig = field(default_factory=RecordConfig)
+    """Whether the rollouts are kept."""
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    """Training from kept rollouts."""
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
     """Weights on their way from the trainer to the rollout servers."""
     openai: OpenaiConfig = field(default_factory=OpenaiConfig)

@@ -25,6 +25,7 @@ from argosy.config.validate.parallel import (
     check_ranks,
 )
 from argosy.config.validate.placement import check_interpreters, check_pool_configs, check_pools, check_services
+from argosy.config.validate.recording import check_recording
 from argosy.config.validate.relations import (
     check_argosy,
     check_batches,

@@ -11,11 +11,14 @@ from argosy.config.validate.rewards import functions_of
 
 
 def check_data_files(config: Config) -> Iterator[str]:
-    """Training and validation files: named, there, not empty."""
+    """Training and validation files: named, there, not empty. A replay has its prompts with it."""
     data, trainer = config.data, config.trainer
+    if config.argosy.replay.path is not None:
+        return
     if not data.train_files:
         yield "data.train_files: must name at least one Parquet, JSON or JSONL file"
     validates = trainer.val_before_train or trainer.test_freq > 0 or trainer.val_only
+    validates = validates and not config.argosy.rollout_only
     if not data.val_files and validates:
         yield (
             f"data.val_files: must name at least one file, since trainer.val_before_train="

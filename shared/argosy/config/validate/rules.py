@@ -181,6 +181,7 @@ RANGES: dict[str, Range] = {
     "trainer.log_val_generations": NOT_NEGATIVE,
     "trainer.max_actor_ckpt_to_keep": COUNT,
     "argosy.seed": NOT_NEGATIVE,
+    "argosy.record.max_gb": NOT_NEGATIVE,
     "argosy.startup_timeout_s": POSITIVE,
     "argosy.stop_grace_s": POSITIVE,
     "argosy.stop_save_s": NOT_NEGATIVE,

@@ -1,0 +1,281 @@
+"""A record: a folder with one Parquet file per step, and an index that says which files count.
+
+    record.json            what was recorded: run, model, vocabulary, samples per prompt
+    index.jsonl            one line per step: file, bytes, SHA-256, counts. Written after the file: what isn't in it
+                           doesn't exist. Of a step that stands there twice, the last line counts
+    step-00000001.parquet  one row per sample (rows.py); readable by anything that reads Parquet
+
+A run that resumes drops what was recorded after its checkpoint, since those steps are done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from argosy.controller.files import file_sha256, sync_folder, write_atomically
+from argosy.controller.producing import StepRecord
+from argosy.controller.recording.rows import from_table, mean_score, to_table
+from argosy.types.errors import ConfigError, CorruptDataError, storage_error
+from argosy.types.ids import PolicyVersion
+
+FORMAT = 1
+HEAD, INDEX = "record.json", "index.jsonl"
+FOLDER = "record"
+"""In a run folder."""
+_META = b"argosy"
+_CODEC = "zstd"
+_ROWS_PER_GROUP = 4096
+"""Rows that Parquet encodes at a time: bounds the memory of that."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordHead:
+    """What a whole record says of itself."""
+
+    run_id: str
+    model: str
+    """`actor_rollout_ref.model.path`, for people."""
+    tokenizer: str
+    """Digest of the vocabulary that the ids are of."""
+    n: int
+    """Samples per prompt."""
+    train_batch_size: int
+    """Prompts per step."""
+    rollouts_only: bool = False
+    """Nothing was trained in between: all steps are of the same weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepEntry:
+    """A line of the index."""
+
+    step: int
+    file: str
+    size_bytes: int
+    sha256: str
+    prompt_count: int
+    sample_count: int
+    token_count: int
+    """Of the answers."""
+    mean_score: float | None
+    """None: no sample has a score."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """A step as it was recorded."""
+
+    record: StepRecord
+    metrics: Mapping[str, float]
+    """Of its generation and scoring."""
+    sampler_state: Mapping[str, Any]
+    reward_state: Mapping[str, Any]
+
+
+class RecordWriter:
+    """Writes the steps of one run. One at a time; not for several threads at once.
+
+    Args:
+        folder: The record; made if it isn't there.
+        head: What is recorded. A record of something else is not added to.
+        after_step: Steps done when this start begins; what the folder has beyond them is dropped.
+
+    Raises:
+        ConfigError: the folder holds another record, or one that lacks steps before this start.
+        StorageError: the folder can't be written.
+    """
+
+    def __init__(self, folder: Path, head: RecordHead, *, after_step: int = 0) -> None:
+        self.folder = folder
+        self.size_bytes = 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error(error, folder) from error
+        kept = self._keep(head, after_step) if (folder / HEAD).exists() else []
+        write_atomically(folder / HEAD, json.dumps({"format": FORMAT} | asdict(head), indent=1).encode())
+        write_atomically(folder / INDEX, b"".join(_line(entry) for entry in kept))
+        self.size_bytes = sum(entry.size_bytes for entry in kept)
+
+    def _keep(self, head: RecordHead, after_step: int) -> list[StepEntry]:
+        found = Record(self.folder)
+        if after_step and found.head.run_id != head.run_id:
+            raise ConfigError(
+                f"argosy.record.path: {self.folder} holds the record of run {found.head.run_id}, and this is "
+                f"{head.run_id} from step {after_step} on: name another folder"
+            )
+        if not after_step and found.steps and found.head.run_id != head.run_id:
+            raise ConfigError(
+                f"argosy.record.path: {self.folder} already holds a record, of run {found.head.run_id} "
+                f"({len(found.steps)} steps): name another folder, or remove it"
+            )
+        for step, entry in found.entries.items():
+            if step > after_step:
+                (self.folder / entry.file).unlink(missing_ok=True)
+        return [entry for step, entry in sorted(found.entries.items()) if step <= after_step]
+
+    def write(self, made: RecordedStep) -> StepEntry:
+        """Write a step and enter it. Raises StorageError."""
+        record = made.record
+        table = to_table(record).replace_schema_metadata({_META: _meta(made)})
+        path = self.folder / f"step-{record.step:08d}.parquet"
+        digest, size = self._write_file(path, table)
+        score = mean_score(table)
+        entry = StepEntry(
+            step=record.step,
+            file=path.name,
+            size_bytes=size,
+            sha256=digest,
+            prompt_count=len(record.prompts),
+            sample_count=len(record.completions),
+            token_count=sum(len(row.token_ids) for row in record.completions.values()),
+            mean_score=None if score != score else score,
+        )
+        try:
+            with (self.folder / INDEX).open("ab") as file:
+                file.write(_line(entry))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise storage_error(error, self.folder / INDEX) from error
+        self.size_bytes += size
+        return entry
+
+    def _write_file(self, path: Path, table: pa.Table) -> tuple[str, int]:
+        """Write beside it, sync, rename; returns SHA-256 and bytes."""
+        partial = path.with_name(path.name + ".partial")
+        try:
+            sink = pa.BufferOutputStream()
+            pq.write_table(table, sink, compression=_CODEC, row_group_size=_ROWS_PER_GROUP)
+            data = sink.getvalue()
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+            sync_folder(path.parent)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise storage_error(error, path) from error
+        return hashlib.sha256(data).hexdigest(), len(data)
+
+
+class Record:
+    """A record that is read.
+
+    Args:
+        folder: The record, or the folder of a run that has one.
+
+    Raises:
+        ConfigError: there is no record.
+        CorruptDataError: it can't be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder if (folder / HEAD).exists() else folder / FOLDER
+        if not (self.folder / HEAD).is_file():
+            raise ConfigError(
+                f"there is no record in {folder}: it has neither {HEAD} nor {FOLDER}/{HEAD}. A run with "
+                "argosy.record.enable=true makes one, and so does `argosy rollout`"
+            )
+        self.head = self._read_head()
+        self.entries: dict[int, StepEntry] = self._read_index()
+        """By step."""
+
+    @property
+    def steps(self) -> list[int]:
+        """In order."""
+        return sorted(self.entries)
+
+    def check(self, step: int) -> StepEntry:
+        """The entry of a step, whose file is whole. Raises CorruptDataError that names it, ConfigError if not there."""
+        if step not in self.entries:
+            raise ConfigError(f"the record {self.folder} has no step {step}: it has {self.range_text()}")
+        entry = self.entries[step]
+        path = self.folder / entry.file
+        if not path.is_file():
+            raise CorruptDataError(f"the record {self.folder} is damaged: {entry.file} is missing")
+        size = path.stat().st_size
+        if size != entry.size_bytes:
+            raise CorruptDataError(
+                f"the record {self.folder} is damaged: {entry.file} has {size} bytes instead of {entry.size_bytes}"
+            )
+        if file_sha256(path) != entry.sha256:
+            raise CorruptDataError(f"the record {self.folder} is damaged: {entry.file} does not match its checksum")
+        return entry
+
+    def read(self, step: int) -> RecordedStep:
+        """A step, checked. Raises as `check`."""
+        entry = self.check(step)
+        path = self.folder / entry.file
+        try:
+            table = pq.read_table(path)
+            meta = json.loads(table.schema.metadata[_META])
+        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+            raise CorruptDataError(
+                f"the record {self.folder} is damaged: {entry.file} can't be read: {error}"
+            ) from error
+        version = meta["version"] and PolicyVersion(*meta["version"])
+        record = from_table(table, step, version)
+        return RecordedStep(record, meta["metrics"], meta["sampler_state"], meta["reward_state"])
+
+    def range_text(self) -> str:
+        """Which steps there are, for messages."""
+        steps = self.steps
+        if not steps:
+            return "none"
+        if steps[-1] - steps[0] + 1 == len(steps):
+            return f"steps {steps[0]} to {steps[-1]}"
+        return f"{len(steps)} steps between {steps[0]} and {steps[-1]}"
+
+    def _read_head(self) -> RecordHead:
+        path = self.folder / HEAD
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            version = values.pop("format")
+            head = RecordHead(**values) if version == FORMAT else None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptDataError(f"{path} can't be read: {error}") from error
+        if head is None:
+            raise ConfigError(f"{path} has format {version}; this release reads {FORMAT}")
+        return head
+
+    def _read_index(self) -> dict[int, StepEntry]:
+        path = self.folder / INDEX
+        entries: dict[int, StepEntry] = {}
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n") and number == len(lines):
+                break  # a run that was killed while it wrote: that step was never entered
+            try:
+                entry = StepEntry(**json.loads(line))
+            except (ValueError, TypeError) as error:
+                raise CorruptDataError(f"line {number} of {path} can't be read: {error}") from error
+            if Path(entry.file).name != entry.file:
+                raise CorruptDataError(f"line {number} of {path} names a file elsewhere: {entry.file}")
+            entries[entry.step] = entry
+        return entries
+
+
+def _line(entry: StepEntry) -> bytes:
+    return json.dumps(asdict(entry)).encode() + b"\n"
+
+
+def _meta(made: RecordedStep) -> bytes:
+    version = made.record.version
+    return json.dumps({
+        "step": made.record.step,
+        "version": None if version is None else [version.lineage, version.step, version.digest],
+        "metrics": dict(made.metrics),
+        "sampler_state": dict(made.sampler_state),
+        "reward_state": dict(made.reward_state),
+    }).encode()  # fmt: skip
