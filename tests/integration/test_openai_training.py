@@ -17,7 +17,7 @@ from support.toy import ToyJob
 pytestmark = pytest.mark.xdist_group("train")
 
 GOOD = set("abcdefghijklm")
-STEPS = 12
+STEPS = 8
 
 
 async def address_of(folder: Path, timeout_s: float = 120) -> str:
@@ -95,7 +95,7 @@ def test_an_agent_outside_trains_the_policy(toy_job: ToyJob, staleness: int) -> 
     rows = toy_job.metrics(run)
     rewards = [row["critic/score/mean"] for row in rows]
     assert len(rewards) == STEPS
-    assert sum(rewards[-3:]) / 3 > 2 * rewards[0] + 0.05, rewards
+    assert max(rewards[-2:]) > 2 * max(rewards[:2]), rewards
     assert len(done) >= STEPS * 32
     assert {row["num_turns/mean"] for row in rows} == {4.0}
     assert all(row["openai/finished_groups"] >= 4 * (i + 1) for i, row in enumerate(rows))

@@ -62,8 +62,8 @@ def sample_of(session: Session, branch: Branch, prompt: Prompt, decode: Callable
         ),
         messages=tuple(branch.messages[root:]),
         metrics={
-            "agent/sessions/calls": float(session.call_count),
-            "agent/sessions/branches": float(len(session.branches)),
+            "session_calls": float(session.call_count),
+            "session_branches": float(len(session.branches)),
         },
         outcome=session.outcome,
     )

@@ -35,10 +35,23 @@ async def reward(up: Served, session_id: str, value: float, **fields: Any) -> An
     return await up.http("POST", f"/v1/sessions/{session_id}/reward", {"reward": value} | fields)
 
 
+def forward_log_probs(folder: str, prompt: tuple[int, ...], response: tuple[int, ...]) -> list[float]:
+    """Of each response token, by one plain forward pass of the model over the whole sequence."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *response]])).logits[0]  # [T, V]
+    log_probs = torch.log_softmax(logits, -1)
+    return [float(log_probs[len(prompt) + i - 1, token]) for i, token in enumerate(response)]
+
+
 async def test_c3_three_turns_have_exactly_the_sampled_tokens(serve: Serve) -> None:
     """What is trained is what was sampled: ids and log-probs of every turn, and the template's tokens between, masked.
     A random byte model says what is no valid text, so encoding its answers again would give other ids."""
     up: Served = await serve()
+    model = up.ctx.config.actor_rollout_ref.model.path
     sessions = [await begin(up), await begin(up)]
     for session in sessions:
         client, messages = up.client(session["base_url"]), [{"role": "user", "content": "count"}]
@@ -69,6 +82,9 @@ async def test_c3_three_turns_have_exactly_the_sampled_tokens(serve: Serve) -> N
         between = up.tokenizer.decode(row.token_ids, skip_special_tokens=False)
         assert between.count("<|im_start|>user\nmore") == 2
         assert row.turn_count == 3
+        trained = [i for i, kept in enumerate(row.mask) if kept]
+        recomputed = forward_log_probs(model, group.prompt.token_ids, row.token_ids)
+        assert [recomputed[i] for i in trained] == pytest.approx([row.log_probs[i] for i in trained], abs=2e-4)
         assert sum(run.token_count for run in row.versions) == len(row.token_ids)
     assert [group.outcomes[sample] for sample in sorted(group.outcomes)] == [
         group.completions[sample].outcome for sample in sorted(group.outcomes)
