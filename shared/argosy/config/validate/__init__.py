@@ -65,6 +65,7 @@ CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_sglang_filters,
     check_weight_sync,
     check_openai,
+    check_recording,
     check_devices,
     check_services,
     check_pools,
