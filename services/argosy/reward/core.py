@@ -9,7 +9,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from argosy.reward.custom import CustomFunction
@@ -55,6 +55,8 @@ class RewardStats:
     """Scored samples in which no answer was found: a high share means that the model's format isn't understood."""
     worker_restarts: int
     unfinished: int
+    put_aside: int = 0
+    """Samples that were judged in the slow lane: each of them cost many times what others do."""
 
     @property
     def failed_count(self) -> int:
@@ -88,7 +90,10 @@ class RewardScorers:
             "memory_limit_bytes": self._options.memory_limit_bytes,
             "cpu_limit_s": min(self._options.cpu_limit_s, self._options.pool.timeout_s / 2),
         }
-        self._pool = WorkerPool(self._options.pool, settings)
+        pool = self._options.pool
+        if custom is not None:  # what it holds in memory, and how many calls it bears at once, is its owner's business
+            pool = replace(pool, slow_count=0)
+        self._pool = WorkerPool(pool, settings, least_quota_s=_least_quota_s)
 
     async def score(self, items: Sequence[ScoreRequest], *, deadline_s: float) -> list[ScoreResult]:
         """One outcome per item, in the items' order and matched by id.
@@ -141,6 +146,7 @@ class RewardScorers:
                 unextracted=self._counts["unextracted"],
                 worker_restarts=self._pool.restarts,
                 unfinished=self._pool.unfinished,
+                put_aside=self._pool.put_aside,
             )
 
     @property
@@ -199,7 +205,15 @@ class RewardScorers:
                     self._failures[outcome.reason] += 1
 
 
+_LEAST_VERIFIER_S = 0.005
+_LEAST_PROGRAM_S = 0.1
 _ALWAYS = {"data_source", "response_text", "ground_truth", "extra_info"}
+
+
+def _least_quota_s(data_source: str) -> float:
+    """Of the fast lane: what is less is noise, of a machine or of how often a program is looked at."""
+    verifier = find_verifier(data_source)
+    return _LEAST_PROGRAM_S if verifier is not None and verifier.bounds_itself else _LEAST_VERIFIER_S
 
 
 def _sample(item: ScoreRequest, fields: set[str]) -> dict[str, Any]:

@@ -4,10 +4,12 @@ JSON, because what a reward function returns must never be unpickled here. Stand
 that a function that prints can't disturb the protocol.
 
     pool → worker   {"custom": {…} | null, "sandbox": {…}, "memory_limit_bytes": n, …}     once
-                    {"id": n, "samples": [{"data_source": …, "response_text": …, "ground_truth": …, …}, …]}
+                    {"id": n, "samples": [{"data_source": …, "response_text": …, "ground_truth": …, …}, …],
+                     "quota_s": processor seconds | null, "allowed_s": seconds on the clock}
     worker → pool   {"ready": true, "traits": {…}} | {"error": "why it can't start"}       once; traits: `calling`
                     {"loading": true}, {"loading": false}                                  around a slow import
-                    {"id": n, "outcomes": [{"kind": "scored" | "abstained" | "failed", …}, …]}
+                    {"id": n, "outcomes": [{"kind": "scored" | "abstained" | "failed", …}, …], "used_s": …}
+                    {"id": n, "put_aside": true}                                           it exceeds its quota
 """
 
 from __future__ import annotations
@@ -27,6 +29,12 @@ MOST_REPLY_BYTES = 4 * 1024 * 1024
 def encode(message: Mapping[str, Any]) -> bytes:
     """One line. Arrays and numpy scalars from a Parquet row become lists and numbers, other objects their text."""
     return json.dumps(message, default=_plain).encode("ascii") + b"\n"
+
+
+def with_limits(line: bytes, *, quota_s: float | None, allowed_s: float) -> bytes:
+    """A request's line with what it may take: encoded once, sent as often as need be."""
+    limits = json.dumps({"quota_s": quota_s, "allowed_s": allowed_s})
+    return line[:-2] + b", " + limits[1:].encode("ascii") + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any]:

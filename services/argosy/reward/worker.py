@@ -11,14 +11,17 @@ import os
 import resource
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 from argosy.reward.custom import CustomFunction, LoadedFunction
 from argosy.reward.messages import decode, encode, outcome_to_json
 from argosy.reward.verifiers import algebra, find_verifier
 from argosy.reward.verifiers.base import Verifier
+from argosy.reward.verifiers.budget import BUDGET, PutAsideError
 from argosy.reward.verifiers.code import CODE
 from argosy.reward.verifiers.scoring import score
 from argosy.sandbox.options import read_options
@@ -50,8 +53,15 @@ def main(arguments: list[str]) -> int:
         replies.write(encode({"ready": True, "traits": scorer.traits}))
         for line in requests:
             request = decode(line)
-            outcomes = scorer.score(request)
-            replies.write(encode({"id": request["id"], "outcomes": [outcome_to_json(one) for one in outcomes]}))
+            started_s = time.process_time()
+            try:
+                outcomes = scorer.score(request)
+            except PutAsideError:
+                replies.write(encode({"id": request["id"], "put_aside": True}))
+                continue
+            used_s = time.process_time() - started_s + BUDGET.spent_s
+            reply = {"id": request["id"], "outcomes": [outcome_to_json(one) for one in outcomes], "used_s": used_s}
+            replies.write(encode(reply))
     return 0
 
 
@@ -59,7 +69,9 @@ def _scorer(settings: Mapping[str, Any], replies: BinaryIO) -> _Custom | _BuiltI
     custom = settings["custom"]
     if custom is not None:
         return _Custom(LoadedFunction(CustomFunction(**custom)))
-    CODE.configure(read_options(settings["sandbox"]), timeout_s=float(settings["timeout_s"]))
+    BUDGET.background = bool(settings["background"])
+    sandbox = replace(read_options(settings["sandbox"]), background=BUDGET.background)
+    CODE.configure(sandbox, timeout_s=float(settings["timeout_s"]))
     return _BuiltIn(float(settings["cpu_limit_s"]), replies)
 
 
@@ -86,9 +98,11 @@ class _BuiltIn:
         signal.signal(signal.SIGVTALRM, _out_of_processor_time)
 
     def score(self, request: Mapping[str, Any]) -> list[Outcome]:
-        return [self._score(sample) for sample in request["samples"]]
+        """Raises PutAsideError. A quota is for messages of one sample."""
+        limits = {"quota_s": request["quota_s"], "allowed_s": float(request["allowed_s"])}
+        return [self._score(sample, **limits) for sample in request["samples"]]
 
-    def _score(self, request: Mapping[str, Any]) -> Outcome:
+    def _score(self, request: Mapping[str, Any], *, quota_s: float | None, allowed_s: float) -> Outcome:
         verifier = find_verifier(request["data_source"])
         if verifier is None:
             return Failed("unknown_data_source", f"no scorer for data_source {request['data_source']!r}")
@@ -98,6 +112,7 @@ class _BuiltIn:
             algebra.use_isolation()  # again after each import, so that the children share what was loaded
             self._prepared.add(verifier.name)
             self._replies.write(encode({"loading": False}))
+        BUDGET.begin(quota_s=quota_s, allowed_s=allowed_s)
         return self._bounded(verifier, request)
 
     def _bounded(self, verifier: Verifier, request: Mapping[str, Any]) -> Outcome:

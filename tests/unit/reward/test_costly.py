@@ -45,7 +45,7 @@ def _restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def judged(verifier: Verifier, monkeypatch: pytest.MonkeyPatch, text: str = "Answer: 8") -> Outcome:
     monkeypatch.setitem(VERIFIERS, "test/source", verifier)
     sample = {"data_source": "test/source", "response_text": text, "ground_truth": "7", "extra_info": {}}
-    return _BuiltIn(0.05, io.BytesIO()).score({"samples": [sample]})[0]
+    return _BuiltIn(0.05, io.BytesIO()).score({"samples": [sample], "quota_s": None, "allowed_s": 60.0})[0]
 
 
 @pytest.mark.usefixtures("_restored")

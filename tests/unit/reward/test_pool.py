@@ -236,7 +236,7 @@ async def test_a_defect_reaches_the_caller_and_ends_no_worker_thread(
         raise LookupError("a defect")
 
     with monkeypatch.context() as patch:
-        patch.setattr("argosy.reward.pool.outcome_from_json", broken)
+        patch.setattr("argosy.reward.seat.outcome_from_json", broken)
         with pytest.raises(LookupError, match="a defect"):
             await scorers.score([make_request(0, "#### 5")], deadline_s=30)
     [result] = await scorers.score([make_request(1, "#### 5")], deadline_s=30)
@@ -253,7 +253,7 @@ async def test_a_worker_that_cannot_be_ended_keeps_nobody_waiting(
         raise OSError("not now")
 
     with monkeypatch.context() as patch:
-        patch.setattr("argosy.reward.pool.outcome_from_json", broken)
+        patch.setattr("argosy.reward.seat.outcome_from_json", broken)
         patch.setattr(WorkerProcess, "close", broken)
         with pytest.raises(OSError, match="not now"):
             await asyncio.wait_for(scorers.score([make_request(0, "#### 5")], deadline_s=300), timeout=30)

@@ -6,6 +6,7 @@ that `sample_timeout_s` leaves no time for. After any other fault the next test 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -41,17 +42,23 @@ class Verdict:
     fault: Fault | None = None
 
 
+class QuotaError(Exception):
+    """The sample takes more of its time than its quota."""
+
+
 class Judge:
     """The verdict on one sample."""
 
-    def __init__(self, sandbox: Sandbox, *, deadline: float) -> None:
-        """`deadline`: by time.monotonic(), for SandboxBusyError."""
+    def __init__(self, sandbox: Sandbox, *, deadline: float, quota_s: float = math.inf) -> None:
+        """`deadline`: by time.monotonic(), for SandboxBusyError. `quota_s`: after so much of the sample's time there is
+        a QuotaError and no verdict."""
         self._sandbox = sandbox
         self._deadline = deadline
+        self._quota_s = quota_s
         self._left_s = sandbox.options.sample_timeout_s
 
     def judge(self, language: str, code: str, tests: Tests) -> Verdict:
-        """Raises SandboxError if the sandbox fails; then nothing is known about the code."""
+        """Raises SandboxError if the sandbox fails, QuotaError; then nothing is known about the code."""
         passed, first = 0, None
         faults = self._calls(code, tests) if tests.function is not None else self._programs(language, code, tests)
         for fault in faults:
@@ -60,6 +67,11 @@ class Judge:
             if fault is not None and (fault.reason in _ENDS_SAMPLE or self._sandbox.options.credit == "all"):
                 break
         return Verdict(passed, tests.count, first)
+
+    @property
+    def used_s(self) -> float:
+        """Of the sample's time."""
+        return self._sandbox.options.sample_timeout_s - self._left_s
 
     @property
     def _limit_s(self) -> float:
@@ -155,11 +167,15 @@ class Judge:
         self._pump(job, lambda: job.over, limit_s)
 
     def _pump(self, job: Job, done: Callable[[], bool], limit_s: float) -> None:
-        before = job.used_s
+        before, quota_left_s = job.used_s, self._quota_s - self.used_s
+        if quota_left_s <= 0:
+            raise QuotaError
         try:
-            job.pump(done, max(limit_s, 0.01))
+            job.pump(done, max(min(limit_s, quota_left_s), 0.01))
         finally:
             self._left_s -= job.used_s - before
+        if job.ended is not None and job.ended.how == "timeout" and quota_left_s < limit_s:
+            raise QuotaError
 
 
 def _length(claims: bytearray) -> int:

@@ -16,9 +16,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from argosy.reward.programs.blocks import TAGS, find_code
-from argosy.reward.programs.judge import Fault, Judge, Verdict
+from argosy.reward.programs.judge import Fault, Judge, QuotaError, Verdict
 from argosy.reward.programs.tests import Tests, read_tests
 from argosy.reward.verifiers.base import bad_ground_truth, shorten
+from argosy.reward.verifiers.budget import BUDGET, PutAsideError
 from argosy.sandbox.languages import missing
 from argosy.sandbox.options import SandboxBusyError, SandboxError, SandboxOptions, SandboxUnavailableError
 from argosy.sandbox.runner import Sandbox
@@ -50,8 +51,7 @@ class CodeVerifier:
             _log.error("code can't be run: %s", error)
             return
         absent = [reason for name in self._options.languages if (reason := missing(name, self.sandbox.paths))]
-        parts = ", ".join(f"{part}: {state}" for part, state in self.sandbox.parts.items() if state is not True)
-        _log.info("the code sandbox is ready; %s; not there: %s", parts or "isolated", "; ".join(absent) or "nothing")
+        _log.info("the code sandbox: %s; not there: %s", self.sandbox.describe(), "; ".join(absent) or "nothing")
 
     @property
     def sandbox(self) -> Sandbox:
@@ -91,15 +91,25 @@ class CodeVerifier:
             return Failed("sandbox_failed", str(error))
 
     def _judge(self, language: str, code: str, tests: Tests) -> Verdict:
-        """Once more with a fresh sandbox if the first breaks."""
-        deadline = time.monotonic() + self._timeout_s * _MARGIN
+        """Once more with a fresh sandbox if the first breaks. Raises PutAsideError at the sample's quota."""
+        allowed_s = min(self._timeout_s, BUDGET.end - time.monotonic()) * _MARGIN
+        deadline = BUDGET.end if BUDGET.background else time.monotonic() + allowed_s
         try:
-            return Judge(self.sandbox, deadline=deadline).judge(language, code, tests)
+            return self._once(language, code, tests, deadline)
         except (SandboxUnavailableError, SandboxBusyError):
             raise
         except SandboxError:
             self.close()
-        return Judge(self.sandbox, deadline=deadline).judge(language, code, tests)
+        return self._once(language, code, tests, deadline)
+
+    def _once(self, language: str, code: str, tests: Tests, deadline: float) -> Verdict:
+        judge = Judge(self.sandbox, deadline=deadline, quota_s=BUDGET.left_s)
+        try:
+            return judge.judge(language, code, tests)
+        except QuotaError:
+            raise PutAsideError from None
+        finally:
+            BUDGET.spend(judge.used_s)
 
     def _refusal(self, language: str, tests: Tests) -> str | None:
         if language not in self._options.languages:

@@ -17,15 +17,22 @@ import resource
 import select
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+
+from argosy.reward.verifiers.budget import BUDGET, PutAsideError
+from argosy.sandbox import kernel
+from argosy.sandbox.background import give_way
 
 _WALL_FACTOR = 15
 """The child is given up when it has had this many times its processor time on the clock."""
 _MOST_BYTES = 4000
 _LEAST_ROOM_BYTES = 256 * 1024**2
 """A child that runs out of memory with less than this to itself ran out of ours."""
+_LEAST_QUOTA_S = 0.02
+"""A fork and an ordinary question take this long: with less there is no use in asking."""
 _MEMORY, _ERROR = b"m", b"e"
 
 
@@ -52,17 +59,23 @@ class Isolation:
     def measure(self, question: Callable[[], float]) -> float:
         """The number that the question gives.
 
-        Raises OverrunError if the question costs too much, MemoryError if this process had no room for it, and
-        RuntimeError if the child ended in any other way, with its traceback if it has one.
+        Raises OverrunError if the question costs too much, MemoryError if this process had no room for it,
+        PutAsideError if it costs more than the sample's quota, and RuntimeError if the child ended in any other way,
+        with its traceback if it has one.
         """
         if self._left_s <= 0:
             raise OverrunError("the sample's budget is used up")
+        left_s, quota_s = self._left_s, BUDGET.left_s
+        if quota_s < _LEAST_QUOTA_S:
+            raise PutAsideError
         read_fd, write_fd = os.pipe()
+        worker = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _answer(question, write_fd, self._left_s)
+            _answer(question, write_fd, min(left_s, quota_s), worker)
         os.close(write_fd)
-        seconds = self._left_s * _WALL_FACTOR
+        # In the background it may have to wait for as long as others want the processor: only the sample's end counts.
+        seconds = BUDGET.end - time.monotonic() if BUDGET.background else left_s * _WALL_FACTOR
         try:
             reply = _read(read_fd, seconds)
         finally:
@@ -71,27 +84,33 @@ class Isolation:
                 os.kill(pid, signal.SIGKILL)
             _, status, usage = os.wait4(pid, 0)
             self._left_s -= usage.ru_utime + usage.ru_stime
+            BUDGET.spend(usage.ru_utime + usage.ru_stime)
         if reply is None:
-            raise RuntimeError(f"the machine gave a child less than {seconds / _WALL_FACTOR:.3g} s in {seconds:.3g} s")
+            raise RuntimeError(f"the machine gave a child too little of a processor in {seconds:.3g} s")
         if reply.startswith(_ERROR):
             raise RuntimeError(reply[1:].decode(errors="replace"))
         if reply and reply != _MEMORY:
             return float(reply)
-        self._left_s = 0.0
         if not reply and not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF):
             raise RuntimeError(f"a child ended with wait status {status}")
+        if not reply and quota_s < left_s:
+            raise PutAsideError
+        self._left_s = 0.0
         if reply and _room_bytes() < _LEAST_ROOM_BYTES:
             raise MemoryError("the worker itself had no room left")
         raise OverrunError("it ran out of memory" if reply else "it ran out of processor time")
 
 
-def _answer(question: Callable[[], float], write_fd: int, limit_s: float) -> None:
+def _answer(question: Callable[[], float], write_fd: int, limit_s: float, worker: int) -> None:
     """The child's whole life; it doesn't come back."""
     try:
         gc.disable()
         signal.signal(signal.SIGPROF, signal.SIG_DFL)  # its default is to end the process, whatever it is doing
         signal.setitimer(signal.ITIMER_PROF, limit_s)
         try:
+            if BUDGET.background:
+                give_way()
+                _end_with(worker)  # whose process group it has left
             reply = repr(float(question())).encode()
         except (MemoryError, RecursionError):
             reply = _MEMORY
@@ -101,6 +120,13 @@ def _answer(question: Callable[[], float], write_fd: int, limit_s: float) -> Non
     finally:
         sys.stderr.flush()
         os._exit(0)
+
+
+def _end_with(worker: int) -> None:
+    if sys.platform == "linux":
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL, what="PR_SET_PDEATHSIG")
+    if os.getppid() != worker:
+        os._exit(1)  # it ended before we asked
 
 
 def _read(fd: int, seconds: float) -> bytes | None:
