@@ -36,22 +36,38 @@ def read_mapping(path: Path, *, refuse_none: bool = False) -> dict[str, Any]:
     return parse_mapping(text, str(path), refuse_none=refuse_none)
 
 
+def read_list(path: Path) -> list[Any]:
+    """The file's top-level list. Raises ConfigError as read_mapping does."""
+    try:
+        text = path.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"can't read the configuration file {path}: {error}") from error
+    value = _parse(text, str(path), refuse_none=False)
+    if not isinstance(value, list):
+        raise ConfigError(f"{path}: wants a list at the top (lines that begin with -), got {type(value).__name__}")
+    return value
+
+
 def parse_mapping(text: str, name: str, *, refuse_none: bool = False) -> dict[str, Any]:
     """As read_mapping, from text; `name` stands for it in messages."""
-    import yaml
-
-    try:
-        value = yaml.load(text, Loader=_loader(refuse_none))  # a SafeLoader
-    except yaml.MarkedYAMLError as error:
-        where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{name}{where}: {error.problem or error}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name}: not YAML: {error}") from error
+    value = _parse(text, name, refuse_none=refuse_none)
     if value is None:
         return {}
     if not isinstance(value, dict):
         raise ConfigError(f"{name}: wants `key: value` lines at the top, got {type(value).__name__}")
     return value
+
+
+def _parse(text: str, name: str, *, refuse_none: bool) -> Any:
+    import yaml
+
+    try:
+        return yaml.load(text, Loader=_loader(refuse_none))  # a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(f"{name}{where}: {error.problem or error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: not YAML: {error}") from error
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ import numpy.typing as npt
 from argosy.controller.data.files import resolve_files
 from argosy.controller.data.progress import progress_over
 from argosy.controller.data.rows import DataRow, Dataset
+from argosy.controller.data.templating import templated
+from argosy.controller.data.tokenizer import tokenizer_of
 from argosy.controller.data.truncation import TRUNCATIONS, truncate
 from argosy.types.errors import ConfigError, InvalidInputError
 from argosy.types.ids import GroupId
@@ -24,7 +26,10 @@ from argosy.types.records import Prompt
 
 if TYPE_CHECKING:
     from argosy.config import Config
+    from argosy.controller.agents.plan import AgentPlan
     from argosy.text import TextTokenizer
+
+__all__ = ["PromptOptions", "PromptSource", "build_prompts", "load_prompts", "options_of", "tokenizer_of"]
 
 _log = logging.getLogger(__name__)
 _CHUNK_ROWS = 1024
@@ -53,6 +58,8 @@ class PromptOptions:
     seed: int = 0
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further variables for the chat template (`data.apply_chat_template_kwargs`)."""
+    agents: AgentPlan | None = None
+    """Which agent loops answer, and the tools that they offer; None: the prompts are answered once, without."""
 
     def __post_init__(self) -> None:
         if self.truncation not in TRUNCATIONS:
@@ -73,11 +80,11 @@ class PromptSource:
         *,
         full_lengths: npt.NDArray[np.int64],
         dropped_count: int,
-        template_kwargs: Mapping[str, Any],
+        options: PromptOptions,
     ) -> None:
         self._dataset = dataset
         self._tokenizer = tokenizer
-        self._template_kwargs = dict(template_kwargs)
+        self._options = options
         self.ids = ids
         """Token ids as they are sent, P rows."""
         self.row_numbers = row_numbers
@@ -121,8 +128,9 @@ class PromptSource:
 
     def _record(self, row: DataRow, place: int, group: GroupId) -> Prompt:
         token_ids = tuple(self.ids[place].tolist())
+        made = templated(row, self._options.agents, self.name)
         if self.full_lengths[place] == len(token_ids):
-            text = _render(self._tokenizer, row, self._template_kwargs)
+            text = made.render(self._tokenizer, self._options.template_kwargs)
         else:
             text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
         return Prompt(
@@ -133,7 +141,9 @@ class PromptSource:
             extra_info=row.extra_info,
             text=text,
             index=int(self.row_numbers[place]),
-            messages=row.messages,
+            messages=made.messages,
+            tools=made.tools,
+            agent_name=made.agent_name,
         )
 
 
@@ -152,8 +162,13 @@ def load_prompts(
         InvalidInputError: Files, columns, rows, tokenizer or prompt lengths are wrong; the message says what to do.
     """
     if tokenizer is None:
-        tokenizer = _tokenizer_of(cfg)
-    return build_prompts(options_of(cfg, split), tokenizer, progress=progress)
+        tokenizer = tokenizer_of(cfg)
+    from argosy.controller.agents.plan import check_template, plan_of
+
+    agents = plan_of(cfg)
+    if agents is not None:
+        check_template(agents, cfg, tokenizer)
+    return build_prompts(replace(options_of(cfg, split), agents=agents), tokenizer, progress=progress)
 
 
 def options_of(cfg: Config, split: str) -> PromptOptions:
@@ -195,17 +210,6 @@ def build_prompts(options: PromptOptions, tokenizer: TextTokenizer, *, progress:
     return _fit(dataset, tokenizer, ids, chosen, options)
 
 
-def _tokenizer_of(cfg: Config) -> TextTokenizer:
-    from argosy.text import load_tokenizer
-
-    model = cfg.actor_rollout_ref.model
-    return load_tokenizer(
-        model.tokenizer_path or model.path,
-        chat_template=model.custom_chat_template,
-        trust_remote_code=model.trust_remote_code or cfg.data.trust_remote_code,
-    )
-
-
 def _choose(row_count: int, options: PromptOptions) -> npt.NDArray[np.int64]:
     """Rows to use, ascending in file order, by `max_samples`."""
     if options.max_samples < 0 or options.max_samples >= row_count:
@@ -218,17 +222,18 @@ def _choose(row_count: int, options: PromptOptions) -> npt.NDArray[np.int64]:
     return np.sort(drawn).astype(np.int64)
 
 
-def _render(tokenizer: TextTokenizer, row: DataRow, template_kwargs: Mapping[str, Any]) -> str:
-    return tokenizer.render(row.messages, row.tools or None, **template_kwargs)
-
-
 def _encode(dataset: Dataset, tokenizer: TextTokenizer, options: PromptOptions, progress: bool) -> Ragged:
     """Ids of every row's templated prompt."""
     values = array("i")
     lengths = array("q")
     starts = range(0, len(dataset), _CHUNK_ROWS)
     for start in progress_over(starts, f"templating {dataset.name}", len(dataset), _CHUNK_ROWS, progress):
-        texts = [_render(tokenizer, row, options.template_kwargs) for row in dataset.rows(start, start + _CHUNK_ROWS)]
+        texts = [
+            templated(row, options.agents, f"{dataset.name}, row {number} (from 0)").render(
+                tokenizer, options.template_kwargs
+            )
+            for number, row in enumerate(dataset.rows(start, start + _CHUNK_ROWS), start)
+        ]
         for ids in tokenizer.encode_rendered_batch(texts):
             values.extend(ids)
             lengths.append(len(ids))
@@ -269,7 +274,7 @@ def _fit(
         row_numbers,
         full_lengths=lengths,
         dropped_count=dropped_count,
-        template_kwargs=options.template_kwargs,
+        options=options,
     )
 
 

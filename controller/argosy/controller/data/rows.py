@@ -20,6 +20,7 @@ from argosy.types.errors import InvalidInputError
 REWARD_MODEL = "reward_model"
 EXTRA_INFO = "extra_info"
 TOOLS = "tools"
+AGENT_NAME = "agent_name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,16 @@ class DataRow:
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     tools: tuple[dict[str, Any], ...] = ()
     """JSON schemas of the row's own `tools` column, if there is one."""
+    agent_name: str = ""
+    """Of the row's `agent_name` column, if there is one: which agent loop answers it."""
 
 
 class Dataset:
     """The rows of one or many files, in file order, decoded when asked for.
 
     Columns: `prompt_key` (list of {role, content}), `reward_fn_key` (the data source), reward_model {style,
-    ground_truth}, and optionally extra_info and tools. An object or a list may also be stored as JSON text. Other
-    columns are ignored.
+    ground_truth}, and optionally extra_info, tools and agent_name. An object or a list may also be stored as JSON text.
+    Other columns are ignored.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class Dataset:
         self.name = name
         self._prompt_key = prompt_key
         self._reward_fn_key = reward_fn_key
-        wanted = list(dict.fromkeys([prompt_key, reward_fn_key, REWARD_MODEL, EXTRA_INFO, TOOLS]))
+        wanted = list(dict.fromkeys([prompt_key, reward_fn_key, REWARD_MODEL, EXTRA_INFO, TOOLS, AGENT_NAME]))
         self._tables = [read_table(path, wanted, (prompt_key, TOOLS)) for path in paths]
         self._ends = list(accumulate(len(table) for table in self._tables))
         if len(self) == 0:
@@ -135,6 +138,7 @@ class Dataset:
             ground_truth=_plain(reward["ground_truth"], f"{where}: column {REWARD_MODEL!r}"),
             extra_info=_plain(dict(extra or {}), f"{where}: column {EXTRA_INFO!r}"),
             tools=_tools(_structure(row.get(TOOLS)), where),
+            agent_name=_agent_name(row.get(AGENT_NAME), where),
         )
 
 
@@ -149,6 +153,12 @@ def _tools(value: object, where: str) -> tuple[dict[str, Any], ...]:
     if not isinstance(value, list) or not all(isinstance(_structure(tool), Mapping) for tool in value):
         raise InvalidInputError(f"{where}: column {TOOLS!r} must be a list of JSON schemas, got {_short(value)}")
     return tuple(dict(_structure(tool)) for tool in value)
+
+
+def _agent_name(value: object, where: str) -> str:
+    if value is not None and not isinstance(value, str):
+        raise InvalidInputError(f"{where}: column {AGENT_NAME!r} must be a name, got {_short(value)}")
+    return value or ""
 
 
 def _structure(value: Any) -> Any:

@@ -151,6 +151,20 @@ HONOURED: dict[str, Honoured] = {
     f"{_ROLLOUT}.val_kwargs.temperature": Honoured("The temperature of validation."),
     f"{_ROLLOUT}.val_kwargs.top_k": Honoured("The top-k cut of validation."),
     f"{_ROLLOUT}.val_kwargs.top_p": Honoured("The top-p cut of validation."),
+    f"{_ROLLOUT}.multi_turn.enable": Honoured("Whether agent loops answer the prompts."),
+    f"{_ROLLOUT}.multi_turn.format": Honoured("How tool calls are read."),
+    f"{_ROLLOUT}.multi_turn.tool_config_path": Honoured("The tools."),
+    f"{_ROLLOUT}.multi_turn.interaction_config_path": Honoured("The simulated users."),
+    f"{_ROLLOUT}.multi_turn.max_assistant_turns": Honoured("After which turn of the policy a sample ends."),
+    f"{_ROLLOUT}.multi_turn.max_user_turns": Honoured("How often tools and users may speak."),
+    f"{_ROLLOUT}.multi_turn.max_parallel_calls": Honoured("Calls of one turn that are made."),
+    f"{_ROLLOUT}.multi_turn.max_tool_response_length": Honoured("Characters of a result that the model sees."),
+    f"{_ROLLOUT}.multi_turn.tool_response_truncate_side": Honoured("Which part of a longer result that is."),
+    f"{_ROLLOUT}.multi_turn.tokenization_sanity_check_mode": Honoured(
+        "Whether a chat template that rewrites earlier turns is refused."
+    ),
+    f"{_ROLLOUT}.agent.default_agent_loop": Honoured("The agent loop of rows that name none."),
+    f"{_ROLLOUT}.agent.agent_loop_config_path": Honoured("Agent loops of one's own."),
     # ref
     f"{_REF}.log_prob_micro_batch_size_per_gpu": Honoured("Sequences per forward of the reference; the result stays."),
     f"{_REF}.log_prob_use_dynamic_bsz": Honoured("Those forwards by tokens; the result stays."),

@@ -16,7 +16,7 @@ _NO_MEGATRON_OFFLOAD = "the megatron backend keeps its state where it computes; 
 _LORA = "set model.lora_rank, lora_alpha, target_modules and exclude_modules"
 _IMAGES = "models here read text only; leave it out"
 _ALGORITHM = "arrives with the algorithm families; leave it out"
-_AGENT = "responses are single-turn until agent loops arrive; leave it out"
+_TOOLS = "set actor_rollout_ref.rollout.multi_turn.tool_config_path"
 _LENGTHS = "one length has one key"
 _REWARD_MODEL = "is no setting of reward models here, which are argosy.reward.model.* (docs/rewards-models.md)"
 _REWARD_SERVER = (
@@ -35,7 +35,7 @@ REFUSED: dict[str, Refused] = {
     "data.custom_cls.*": Refused("custom dataset classes are not there yet; write the rows to a file", neutral=(None,)),
     "data.sampler.*": Refused("custom samplers are not there yet", neutral=(None,)),
     "data.datagen.*": Refused("data generation during the run is not there yet", neutral=(None,)),
-    "data.tool_config_path": Refused(_AGENT, neutral=(None,)),
+    "data.tool_config_path": Refused(_TOOLS, neutral=(None,)),
     "data.max_length": Refused(f"{_OLD}; set data.max_prompt_length and data.max_response_length"),
     "data.batch_size": Refused(f"{_OLD}; set data.train_batch_size"),
     # model
@@ -84,11 +84,18 @@ REFUSED: dict[str, Refused] = {
     ),
     f"{_ROLLOUT}.use_fire_sampling": Refused("FIRE sampling is not there", neutral=(False,)),
     f"{_ROLLOUT}.over_sample_rate": Refused("every sample of a step is used", neutral=(0,)),
-    f"{_ROLLOUT}.multi_turn.enable": Refused(_AGENT, neutral=(False,)),
-    f"{_ROLLOUT}.multi_turn.*": Refused(_AGENT, neutral=(None,)),
-    f"{_ROLLOUT}.agent.default_agent_loop": Refused(_AGENT, neutral=("single_turn_agent",)),
-    f"{_ROLLOUT}.agent.agent_loop_config_path": Refused(_AGENT, neutral=(None,)),
-    f"{_ROLLOUT}.agent.custom_async_server.*": Refused(_AGENT, neutral=(None,)),
+    f"{_ROLLOUT}.multi_turn.use_inference_chat_template": Refused(
+        "turns are always kept as they were sampled, which is what verl does with false", neutral=(False,)
+    ),
+    f"{_ROLLOUT}.multi_turn.max_turns": Refused(f"{_OLD}; set multi_turn.max_assistant_turns", neutral=(None,)),
+    f"{_ROLLOUT}.multi_turn.completion_callback": Refused(
+        f"{_OLD}; set agent.agent_loop_config_path", neutral=(None,)
+    ),
+    f"{_ROLLOUT}.multi_turn.num_repeat_rollouts": Refused("repeated rollouts are not there", neutral=(None,)),
+    f"{_ROLLOUT}.multi_turn.*": Refused("agent loops have no such setting here", neutral=(None,)),
+    f"{_ROLLOUT}.agent.custom_async_server.*": Refused(
+        "a server of one's own is an engine or an OpenAI endpoint here", neutral=(None,)
+    ),
     f"{_ROLLOUT}.limit_images": Refused(_IMAGES, neutral=(None,)),
     f"{_ROLLOUT}.quantization": Refused("quantised rollout is not there", neutral=(None,)),
     f"{_ROLLOUT}.quantization_config_file": Refused("quantised rollout is not there", neutral=(None,)),

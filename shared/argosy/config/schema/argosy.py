@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from argosy.config.schema.agents import AgentsConfig
 from argosy.config.schema.engines import SglangConfig, SimulatedConfig
 from argosy.config.schema.openai import OpenaiConfig
 from argosy.config.schema.recording import RecordConfig, ReplayConfig
@@ -252,6 +253,8 @@ class ArgosyConfig:
     """The reference service."""
     reward: RewardServiceConfig = field(default_factory=RewardServiceConfig)
     """The reward service."""
+    agents: AgentsConfig = field(default_factory=AgentsConfig)
+    """Agent loops and tools."""
     parity: ParityConfig = field(default_factory=ParityConfig)
     """Whether the engines still compute what the trainer computes."""
     record: RecordConfig = field(default_factory=RecordConfig)

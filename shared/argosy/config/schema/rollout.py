@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from argosy.config.schema.agents import AgentConfig, MultiTurnConfig
+
 
 @dataclass(frozen=True)
 class ValKwargs:
@@ -67,3 +69,13 @@ class RolloutConfig:
     """Token budget of such a forward while log_prob_use_dynamic_bsz is on or no micro-batch size is given."""
     val_kwargs: ValKwargs = field(default_factory=ValKwargs)
     """Sampling during validation."""
+    multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
+    """Turns with tools and simulated users."""
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    """Which agent loop answers."""
+
+    @property
+    def uses_agents(self) -> bool:
+        """Whether samples are led by agent loops at all."""
+        own = self.agent.default_agent_loop not in (None, "single_turn_agent") or self.agent.agent_loop_config_path
+        return self.multi_turn.enable or bool(own)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from argosy.config.schema import Config
 from argosy.config.validate.adapters import check_8bit, check_adapter_files, check_lora, check_target_modules
+from argosy.config.validate.agents import check_agent_files, check_agents
 from argosy.config.validate.algorithms import (
     check_estimator,
     check_filter_groups,
@@ -65,6 +66,7 @@ CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_sglang_filters,
     check_weight_sync,
     check_openai,
+    check_agents,
     check_recording,
     check_devices,
     check_services,
@@ -76,6 +78,7 @@ CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
 FILE_CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_data_files,
     check_other_paths,
+    check_agent_files,
     check_judge_files,
     check_interpreters,
     check_model_heads,

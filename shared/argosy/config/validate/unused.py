@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from argosy.config.lookup import show
 from argosy.config.schema import Config, RolloutConfig
+from argosy.config.validate.agents import unused_by_agents
 from argosy.config.validate.recording import unused_in_replay
 from argosy.types.errors import ConfigError
 
@@ -27,6 +28,7 @@ _ARGUMENTS_OF = {"sglang": "argosy.rollout.sglang.arguments"}
 def find_unused(config: Config) -> Iterator[str]:
     """One line for each, as `load` reports it."""
     yield from unused_in_replay(config)
+    yield from unused_by_agents(config)
     rollout = config.actor_rollout_ref.rollout
     used = _engines(config)
     if "vllm" not in used:
