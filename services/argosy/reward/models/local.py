@@ -1,37 +1,28 @@
-"""`ModelScorer`: the Reward role over a scoring model in this process, one forward pass at a time in one thread."""
+"""`ModelScorer`: the Reward role over a scoring model in this process.
+
+One thread writes conversations as token ids, another runs forward passes, which concurrent calls share (`sharing`).
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from argosy.modeling.compute_thread import ComputeThread
 from argosy.reward.models.batching import BatchLimits
 from argosy.reward.models.dialogue import Dialogue, DialogueWriter, UnreadableSampleError
 from argosy.reward.models.outcomes import with_parts
 from argosy.reward.models.scores import ScoreRule
+from argosy.reward.models.sharing import Network, SharedPasses
 from argosy.reward.waiting import checked
-from argosy.types.errors import AbortedError, DeadlineError, InvalidInputError
+from argosy.types.errors import DeadlineError, InvalidInputError
 from argosy.types.ids import SampleId
 from argosy.types.records import Failed, Outcome, RewardCapabilities, ScoreRequest, ScoreResult
 
 _LOG = logging.getLogger(__name__)
-
-
-class Network(Protocol):
-    """What `argosy.reward.models.network.ScoringNetwork` is to the scorer; here, so that torch stays out."""
-
-    name: str
-
-    def values(
-        self, sequences: Sequence[Sequence[int]], limits: BatchLimits, *, cancelled: Callable[[], bool]
-    ) -> list[list[float]]:
-        """One value per label for each sequence."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +35,8 @@ class ScorerOptions:
     """Compute threads; 0 leaves it to torch."""
     max_pending: int = 64
     """Calls that wait or run; one more is told to come again."""
+    gather_s: float = 0.003
+    """How long the first call after a pause waits for others to share its pass with."""
     version: str = ""
     """Told to clients."""
 
@@ -55,8 +48,13 @@ class ModelScorer:
         self._network = network
         self._writer = writer
         self._options = options or ScorerOptions()
-        self._thread = ComputeThread(
-            f"reward model {network.name}", threads=self._options.threads, max_pending=self._options.max_pending
+        self._writing = ComputeThread(f"writer of {network.name}", max_pending=self._options.max_pending)
+        self._passes = SharedPasses(
+            network,
+            self._options.limits,
+            threads=self._options.threads,
+            gather_s=self._options.gather_s,
+            max_calls=self._options.max_pending,
         )
 
     async def score(self, items: Sequence[ScoreRequest], *, deadline_s: float) -> list[ScoreResult]:
@@ -70,10 +68,14 @@ class ModelScorer:
             return []
         end = time.monotonic() + deadline_s
         try:
-            outcomes = await self._thread.run(lambda: self._outcomes(items, end), deadline_s=deadline_s)
+            dialogues, outcomes = await self._writing.run(lambda: self._write(items), deadline_s=deadline_s)
         except DeadlineError:
-            outcomes = [_late(self._network.name)] * len(items)
-        return [ScoreResult(item.sample_id, outcome) for item, outcome in zip(items, outcomes, strict=True)]
+            dialogues, outcomes = {}, {}
+        outcomes |= await self._scores(dialogues, end)
+        late = _late(self._network.name)
+        found = [ScoreResult(item.sample_id, outcomes.get(item.sample_id, late)) for item in items]
+        _report(self._network.name, (result.outcome for result in found), dialogues.values())
+        return found
 
     async def capabilities(self) -> RewardCapabilities:
         """Any data source; conversations, or the policy's token ids where the model reads those."""
@@ -88,32 +90,35 @@ class ModelScorer:
 
     async def close(self) -> None:
         """Let the running pass finish, drop what waits."""
-        self._thread.close(wait=False)
+        self._writing.close(wait=False)
+        self._passes.close()
 
-    def _outcomes(self, items: Sequence[ScoreRequest], end: float) -> list[Outcome]:
-        """In the compute thread."""
-        outcomes: dict[SampleId, Outcome] = {}
+    def _write(self, items: Sequence[ScoreRequest]) -> tuple[dict[SampleId, Dialogue], dict[SampleId, Outcome]]:
+        """What the model reads of each sample, and the outcomes of those that can't be written."""
         dialogues: dict[SampleId, Dialogue] = {}
+        outcomes: dict[SampleId, Outcome] = {}
         for item in items:
             try:
                 dialogues[item.sample_id] = self._writer.write(item)
             except UnreadableSampleError as error:
                 outcomes[item.sample_id] = Failed(error.reason, error.message)
-        limits, name = self._options.limits, self._network.name
+        return dialogues, outcomes
+
+    async def _scores(self, dialogues: dict[SampleId, Dialogue], end: float) -> dict[SampleId, Outcome]:
+        """Of what could be written; nothing of what isn't scored in time."""
         try:
-            values = self._network.values(
-                [dialogue.ids for dialogue in dialogues.values()], limits, cancelled=lambda: time.monotonic() > end
-            )
-        except AbortedError:
-            return [outcomes.get(item.sample_id, _late(name)) for item in items]
-        except InvalidInputError as error:
-            return [outcomes.get(item.sample_id, Failed("bad_request", error.message)) for item in items]
-        for (sample, dialogue), row in zip(dialogues.items(), values, strict=True):
-            outcome = self._options.rule.apply(row, model=name)
+            rows = await self._passes.values([dialogue.ids for dialogue in dialogues.values()], end=end)
+        except DeadlineError:
+            return {}
+        outcomes: dict[SampleId, Outcome] = {}
+        for (sample, dialogue), row in zip(dialogues.items(), rows, strict=True):
+            if isinstance(row, InvalidInputError):
+                outcomes[sample] = Failed("bad_request", row.message)
+                continue
+            outcome = self._options.rule.apply(row, model=self._network.name)
             parts = {"tokens": float(len(dialogue.ids)), "truncated": dialogue.truncated}
             outcomes[sample] = with_parts(outcome, parts)
-        _report(name, outcomes.values(), dialogues.values())
-        return [outcomes[item.sample_id] for item in items]
+        return outcomes
 
 
 def _late(name: str) -> Failed:
