@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from argosy.algorithms.kl_reward import KLController
+from argosy.controller.agents.build import build_agents
 from argosy.controller.canary import agreement_metrics, warn_of_disagreement
 from argosy.controller.context import RunContext
 from argosy.controller.control import RunControl
@@ -126,6 +127,8 @@ class Controller:
             done=self._saved,
         )
         self._rollout = RolloutStage(ctx)
+        self._agents = build_agents(ctx, self._rollout)
+        self._rollout.answerer = self._agents or self._rollout
         self._parity = ParityGate(ctx, self._rollout, sampler.first_prompts(PROMPT_COUNT))
         self._producer = producer or build_producer(ctx, sampler, self._rollout, self._stage, total_steps)
         self._recorder = recorder or NoRecorder()
@@ -134,6 +137,13 @@ class Controller:
 
     async def run(self) -> None:
         """From wherever `state` is to the last step. Raises the first cause if anything fails."""
+        try:
+            await self._run()
+        finally:
+            if self._agents is not None:
+                self._agents.close()
+
+    async def _run(self) -> None:
         trainer = self.ctx.config.trainer
         with span("start", step=self.state.step):
             await self._rollout.check_sleep()

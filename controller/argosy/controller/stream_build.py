@@ -30,4 +30,6 @@ def build_source(ctx: RunContext, sampler: PromptSampler, rollout: RolloutStage)
     """Who begins groups."""
     if ctx.config.argosy.openai.source == "sessions":
         return session_source(ctx, sampler)
-    return PromptGroups(ctx, sampler, rollout, rollout.singles.so_far, last_data_epoch(ctx.config))
+    # The turns of an agent can't be told from tokens: after a restart its unfinished samples begin anew.
+    so_far = rollout.singles.so_far if rollout.answerer is rollout else None
+    return PromptGroups(ctx, sampler, rollout.answerer, so_far, last_data_epoch(ctx.config))

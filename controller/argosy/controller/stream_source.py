@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from argosy.algorithms.catalog import estimator_needs
 from argosy.controller.context import RunContext
 from argosy.controller.data.sampler import PromptSampler
 from argosy.controller.groups import Admission, FinishedGroup, Ticket, oldest_step
+from argosy.controller.stages.answering import Answerer
 from argosy.controller.stages.prompt import greedy_requests, make_requests, training_params
 from argosy.controller.stages.reward import MAX_CONCURRENT_CALLS, RewardStage
 from argosy.controller.stream_codec import (
@@ -24,14 +25,6 @@ from argosy.types.records import Completion, Generated, GenerateRequest, Prompt,
 
 OTHER_SIZE = "it was under way when the run was resumed with another number of samples per prompt"
 SLOWEST = "over-sampled: the others of its group were done first"
-
-
-class Generator(Protocol):
-    """Who makes samples: `RolloutStage`, or an agent stage over it."""
-
-    async def generate_one(self, request: GenerateRequest) -> Completion:
-        """One whole sample."""
-        ...
 
 
 @dataclass(slots=True)
@@ -53,7 +46,7 @@ class PromptGroups:
     Args:
         ctx: The run.
         sampler: Which prompts come next.
-        generator: Who answers them.
+        answerer: Who answers them.
         so_far: The tokens that a request's sample has right now; None: unfinished samples begin anew after a restart
             (the turns of an agent can't be told from tokens).
         data_epochs: The source ends before this data epoch; None: never.
@@ -63,13 +56,13 @@ class PromptGroups:
         self,
         ctx: RunContext,
         sampler: PromptSampler,
-        generator: Generator,
+        answerer: Answerer,
         so_far: Callable[[GenerateRequest], Generated] | None,
         data_epochs: int | None = None,
     ) -> None:
         self._ctx = ctx
         self._sampler = sampler
-        self._generator = generator
+        self._answerer = answerer
         self._so_far = so_far
         self._data_epochs = data_epochs
         rollout = ctx.config.actor_rollout_ref.rollout
@@ -132,9 +125,10 @@ class PromptGroups:
     async def _generate(self, group: _Open) -> None:
         """All samples of a group, or as many as it needs: then the slowest are given up."""
         wanted = self._n + self._greedy
+        answers = self._answerer.of([group.prompt])
 
         async def one(request: GenerateRequest) -> None:
-            completion = await self._generator.generate_one(request)
+            completion = await answers.generate_one(request)
             if len(group.done) < wanted:
                 group.done[request.sample_id] = completion
             if len(group.done) == wanted:

@@ -41,6 +41,13 @@ def scorers() -> Iterator[RewardScorers]:
 class Scripted:
     """A rollout that answers with the rows' texts."""
 
+    @property
+    def answerer(self) -> Scripted:
+        return self
+
+    def of(self, _prompts: Sequence[Prompt]) -> Scripted:
+        return self
+
     async def generate(self, _requests: Sequence[Any], sink: Callable[[Completion], Awaitable[None]]) -> None:
         for completion in completions():
             await sink(completion)

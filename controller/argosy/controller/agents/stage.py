@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from argosy.controller.agents.episode import Episode
 from argosy.controller.agents.loops.base import AgentLoop
 from argosy.controller.agents.setting import AgentSetting
 from argosy.controller.context import RunContext
+from argosy.controller.stages.answering import Sink
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.telemetry.traces import span
 from argosy.types.ids import GroupId
@@ -19,8 +20,6 @@ log = logging.getLogger(__name__)
 
 MAX_LOGGED = 20
 """Failures of loops that are logged with their trace; the reward's error rate counts them all."""
-
-Sink = Callable[[Completion], Awaitable[None]]
 
 
 class AgentStage:

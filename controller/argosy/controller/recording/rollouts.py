@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from argosy.config import Config
+from argosy.controller.agents.build import build_agents
 from argosy.controller.context import RunContext
 from argosy.controller.entry import start_logging
 from argosy.controller.launch import StopSignals
@@ -172,6 +173,10 @@ class _Rollouts:
                 ctx.services.router.check_sources(self._data_sources)
             rollout = RolloutStage(ctx)
             rollout.version = await own_version(ctx)
+            agents = build_agents(ctx, rollout)
+            if agents is not None:
+                rollout.answerer = agents
+                stack.callback(agents.close)
             producer = build_producer(ctx, self._sampler, rollout, self._stage, self._total)
             recorder = await stack.enter_async_context(
                 open_recorder(

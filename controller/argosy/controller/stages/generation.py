@@ -65,7 +65,7 @@ class GenerationStage:
 
             with span("stage.gen", step=step, samples=len(requests)):
                 async with self._load.watched():
-                    await self._rollout.generate(requests, sink)
+                    await self._rollout.answerer.of(prompts).generate(requests, sink)
             generated = time.perf_counter()
             self._on_stage(step, "reward")
         self._ctx.ledger.completed(list(completions.values()))

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from argosy.controller.context import RunContext
+from argosy.controller.stages.answering import Answerer, Answers, Sink
 from argosy.controller.stages.fleet import RolloutFleet
 from argosy.controller.stages.single import MAX_ROUNDS, ROUND_PAUSE_S, SingleSamples, continue_from
 from argosy.types.errors import DeadlineError, OverloadedError, StateError, UnavailableError
 from argosy.types.ids import GroupId, PolicyVersion, SampleId
-from argosy.types.records import Completion, FinishReason, GenerateRequest, TokenRun
+from argosy.types.records import Completion, FinishReason, GenerateRequest, Prompt, TokenRun
 
 log = logging.getLogger(__name__)
-
-Sink = Callable[[Completion], Awaitable[None]]
 
 
 class RolloutStage(RolloutFleet):
@@ -28,6 +27,12 @@ class RolloutStage(RolloutFleet):
         """Shares must not depend on how fast servers are."""
         self.singles = SingleSamples(ctx, self)
         """What `generate_one` works with."""
+        self.answerer: Answerer = self
+        """Who answers the data's prompts: this stage itself, unless agent loops do."""
+
+    def of(self, prompts: Sequence[Prompt]) -> Answers:
+        """See Answerer: a plain answer needs to know no more than the request."""
+        return self
 
     async def synced(self, members: Sequence[str], version: PolicyVersion) -> None:
         """As for any fleet; samples that wait for a server go on."""

@@ -52,7 +52,7 @@ async def validate(ctx: RunContext, rollout: RolloutStage, prompts: Sequence[Pro
                 completions[completion.sample_id] = completion
                 await rewards.add(completion)
 
-            await rollout.generate(requests, sink)
+            await rollout.answerer.of(part).generate(requests, sink)
         outcomes |= rewards.outcomes
         failing.add(rewards.by_source())
     failures = check_failures(outcomes, limits.max_error_rate)
