@@ -213,6 +213,9 @@ async def _while_leading(leadership: Leadership, work: Coroutine[Any, Any, None]
 
 
 async def _check_data_sources(ctx: RunContext, prepared: PreparedRun) -> None:
-    """A data source that no scorer knows is an error before the first token, not a reward of 0."""
+    """A data source that no scorer knows is an error before the first token, not a reward of 0. Sessions of agents
+    bring their own rewards."""
     if ctx.services.router is not None:
-        ctx.services.router.check_sources(prepared.data_sources)
+        sessions = ctx.config.argosy.openai.source == "sessions"
+        judged = {prompt.data_source for prompt in prepared.held_out} if sessions else prepared.data_sources
+        ctx.services.router.check_sources(judged)

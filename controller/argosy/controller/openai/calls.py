@@ -6,21 +6,21 @@ import asyncio
 import itertools
 import json
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from argosy.config import Config
 from argosy.controller.agents.parsers import ToolCall, ToolParser
-from argosy.controller.agents.template import TurnTemplate
 from argosy.controller.openai.answers import Answer, Reply
 from argosy.controller.openai.desk import over
 from argosy.controller.openai.errors import ApiError, bad_request
 from argosy.controller.openai.parameters import ChatCall
+from argosy.controller.openai.prompts import Prompts
 from argosy.controller.openai.sampling import Sampling
-from argosy.controller.openai.sessions import Branch, Session, tools_key
+from argosy.controller.openai.sessions import Branch, Session
 from argosy.controller.openai.streaming import cut_at_stop
-from argosy.text import Message, TextTokenizer
+from argosy.text import TextTokenizer
 from argosy.types.ids import SampleId
 from argosy.types.records import Completion, FinishReason, GenerateRequest, SamplingParams, TokenRun
 
@@ -51,11 +51,10 @@ class Caller:
     def __init__(self, config: Config, rollout: Generates, tokenizer: TextTokenizer, parser: ToolParser) -> None:
         self._options = config.argosy.openai
         self._sampling = Sampling(config)
-        self._template_kwargs = dict(config.data.apply_chat_template_kwargs or {})
+        self._prompts = Prompts(config, tokenizer)
         self._rollout = rollout
         self.tokenizer = tokenizer
         self._parser = parser
-        self._turns = TurnTemplate(tokenizer, self._template_kwargs)
         self._numbers = itertools.count()
         self.model_name = self._options.model_name or config.actor_rollout_ref.model.path.rstrip("/").rpartition("/")[2]
 
@@ -96,8 +95,7 @@ class Caller:
 
     async def _plain(self, call: ChatCall, head: Reply, on_tokens: OnTokens | None) -> Reply:
         """A call outside of any session: nothing of it is trained."""
-        kwargs = self._template_kwargs | dict(call.template_kwargs)
-        branch = self._root(call, 0, kwargs)
+        branch = self._prompts.root(call, 0)
         sample = SampleId(0, next(self._numbers), 0)
         params = self._sampling.limited(self._sampling.params(call, trained=False), call, branch, trained=False)
         requests = [
@@ -115,12 +113,14 @@ class Caller:
                 code="too_many_calls",
             )
         place = session.place(call.messages, call.tools)
-        branch = self._start(call, place.branch, place.attempt, place.new_messages)
+        if place.branch is None:
+            branch = self._prompts.root(call, place.attempt)
+        else:
+            branch = self._prompts.after(place.branch, place.new_messages)
         params = self._sampling.limited(self._sampling.params(call, trained=True), call, branch, trained=True)
         attempts = session.choices(place, call.n)
         requests = [self._request(session, replace(branch, attempt=attempt), params) for attempt in attempts]
         session.call_count += 1
-        session.fork_count += place.forked
         session.running |= set(attempts)
         try:
             completions = await self._unless_over(session, self._generate(requests, on_tokens))
@@ -131,17 +131,6 @@ class Caller:
         for attempt, answer, completion in reversed(list(zip(attempts, reply.answers, completions, strict=True))):
             session.keep(replace(branch, attempt=attempt).answered(answer.kept_message(), completion))
         return reply
-
-    def _start(self, call: ChatCall, base: Branch | None, attempt: int, new_messages: Sequence[Message]) -> Branch:
-        if base is None:
-            return self._root(call, attempt, self._template_kwargs)
-        last = base.turns[-1]
-        closed = base.generated.token_ids[last.stop - 1] in self.tokenizer.eos_token_ids
-        return base.asked(new_messages, self._turns.following(new_messages, closed=closed))
-
-    def _root(self, call: ChatCall, attempt: int, kwargs: Mapping[str, Any]) -> Branch:
-        ids = self.tokenizer.encode_prompt(call.messages, call.tools or None, **kwargs)
-        return Branch(attempt, ids, tools_key(call.tools)).asked(call.messages, ())
 
     def _request(self, session: Session, branch: Branch, params: SamplingParams) -> GenerateRequest:
         """The session's own sample where it is the first conversation; a branch draws other noise, and is entered in

@@ -33,7 +33,7 @@ def _message(where: str, value: Any) -> Message:
     if role not in ROLES:
         raise bad_request(f"{where}.role: got {role!r}, wants one of {', '.join(ROLES)}", f"{where}.role")
     calls = _tool_calls(f"{where}.tool_calls", value.get("tool_calls")) if value.get("tool_calls") else []
-    content = _text(f"{where}.content", value.get("content"), may_lack=role == "assistant" and bool(calls))
+    content = _text(f"{where}.content", value.get("content"), may_lack=role == "assistant")
     rest = {
         str(name): item
         for name, item in value.items()

@@ -142,8 +142,6 @@ class Place:
     attempt: int
     new_messages: tuple[Message, ...]
     """What the call adds: all of its messages where there is no branch."""
-    forked: bool
-    """It leaves a conversation that was there before: the client changed the history, or asks twice."""
 
 
 @dataclass(slots=True, eq=False)
@@ -161,7 +159,6 @@ class Session:
     last: int = 0
     """Attempt of the branch that was answered last."""
     call_count: int = 0
-    fork_count: int = 0
     running: set[int] = field(default_factory=set)
     """Attempts that are being answered right now."""
     state: str = "open"
@@ -189,13 +186,13 @@ class Session:
             and branch.keys[: turn.message_count] == keys[: turn.message_count]
         ]
         if not found:
-            return Place(None, self._next_attempt(), tuple(messages), forked=self._attempts > 1)
+            return Place(None, self._next_attempt(), tuple(messages))
         count, _, attempt, turn = max(found, key=lambda one: one[:3])
         branch, new_messages = self.branches[attempt], tuple(messages[count:])
         if turn == branch.turns[-1] and attempt not in self.running:
-            return Place(branch, attempt, new_messages, forked=False)
+            return Place(branch, attempt, new_messages)
         attempt = self._next_attempt()
-        return Place(replace(branch.until(turn), attempt=attempt), attempt, new_messages, forked=True)
+        return Place(replace(branch.until(turn), attempt=attempt), attempt, new_messages)
 
     def choices(self, place: Place, n: int) -> list[int]:
         """Attempts for n answers at one place; each but the first is a branch of its own."""

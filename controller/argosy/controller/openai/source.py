@@ -55,6 +55,8 @@ class SessionSource:
         self._wants: OrderedDict[str, Want] = OrderedDict()
         self._wanted = asyncio.Event()
         self._task_over = asyncio.Event()
+        self._begun = asyncio.Event()
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._data_epochs = last_data_epoch(ctx.config)
         self._admission: Admission | None = None
         self._own_count = 0
@@ -74,6 +76,7 @@ class SessionSource:
         """A task of that key with a free session, admitted now if need be. Raises ApiError when none comes in time."""
         try:
             async with asyncio.timeout(wait_s):
+                await self._begun.wait()
                 while (task := self._free(key)) is None:
                     await self._admitted(key, data_source)
                 return task
@@ -117,12 +120,16 @@ class SessionSource:
         if task.over:
             return
         task.used = asyncio.get_running_loop().time()
-        least = self._options.min_rewarded or self._n
-        match task.verdict(least):
-            case True:
+        verdict = task.verdict(self._options.min_rewarded or self._n)
+        try:
+            if verdict is True:
                 self._finish(task)
-            case False:
+            elif verdict is False:
                 self.drop(task, next(session.reason for session in task.sessions if session.state == "ended"))
+        except BaseException as error:  # books that don't balance end the run, not only the client's call
+            if not self._failure.done():
+                self._failure.set_exception(error)
+            raise
 
     def _finish(self, task: Task) -> None:
         group, counts = finished_group(task, self._options.train_branch, self._decode)
@@ -168,17 +175,19 @@ class SessionSource:
     async def run(self, admission: Admission) -> None:
         """See the protocol. Ends when it is cancelled: then clients are told that there will be no more."""
         self._admission = admission
+        self._begun.set()
         for ticket, samples in self._lost:
             self._ctx.ledger.dropped(samples, "agent session: the controller was restarted, and its client is gone")
             admission.give_up(ticket)
         self._lost = []
         try:
             async with asyncio.TaskGroup() as work:
-                expiring = work.create_task(self._expire())
+                beside = [work.create_task(self._expire()), work.create_task(self._fail())]
                 while await self._begin_one(admission):
                     pass
                 await self._until_idle()
-                expiring.cancel()
+                for task in beside:
+                    task.cancel()
         finally:
             self._shut()
 
@@ -221,6 +230,10 @@ class SessionSource:
     def _open(self, task: Task) -> None:
         self._ready[task.key].append(task)
         self.open_tasks[task.group] = task
+
+    async def _fail(self) -> None:
+        """End with what went wrong while a client was served."""
+        await self._failure
 
     async def _expire(self) -> None:
         """End sessions that nobody uses any more, and tasks whose sessions nobody takes."""

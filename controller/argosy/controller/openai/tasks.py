@@ -82,6 +82,7 @@ def finished_group(
             branches[session.sample_id] = branch
     prompt = group_prompt(task.prompt, list(branches.values()), decode)
     counts = {
+        "openai/extra_branches": float(sum(max(len(session.branches) - 1, 0) for session in task.sessions)),
         "openai/untrained_branch_tokens": float(
             sum(
                 session.left_out(branches[session.sample_id])

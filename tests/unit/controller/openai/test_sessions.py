@@ -148,7 +148,7 @@ async def test_sessions_that_begin_differently_share_what_is_common(serve: Serve
 
 async def test_tool_calls_come_as_openai_has_them(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the policy writes in its format is parsed; the tool's answer goes on from the very tokens."""
-    up: Served = await serve()
+    up: Served = await serve({"argosy.agents.tool_prompt": "system"})
     said = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     ids = up.tokenizer.encode_rendered(said + "<|im_end|>")
     real = up.rollout.stage.generate_one
@@ -175,6 +175,7 @@ async def test_tool_calls_come_as_openai_has_them(serve: Serve, monkeypatch: pyt
     assert (call.function.name, call.function.arguments) == ("add", '{"a": 1}')
     messages.append({"role": "tool", "tool_call_id": call.id, "content": "2"})
     await say(client, messages, tools=[tool])
+    assert "Tools:" in up.tokenizer.decode(up.rollout.requests[0].prompt_ids), "the model knows of them"
     follow = up.rollout.requests[-1]
     assert follow.generated.token_ids[: len(ids)] == ids
     after = up.tokenizer.decode(follow.generated.token_ids[len(ids) :], skip_special_tokens=False)
@@ -187,6 +188,14 @@ async def test_tool_calls_come_as_openai_has_them(serve: Serve, monkeypatch: pyt
     ]
     calls = [c for event in streamed for choice in event.choices for c in choice.delta.tool_calls or []]
     assert [(one.index, one.function and one.function.name) for one in calls] == [(0, "add")]
+
+
+async def test_tools_that_the_template_leaves_out_are_refused(serve: Serve) -> None:
+    up: Served = await serve()
+    tool: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    with pytest.raises(BadRequestError, match="tool_prompt=system"):
+        await say(up.client(), [{"role": "user", "content": "1 + 1?"}], tools=[tool])
+    await say(up.client(), [{"role": "user", "content": "1 + 1?"}], tools=[tool], tool_choice="none")
 
 
 async def test_a_reward_counts_once(serve: Serve) -> None:
