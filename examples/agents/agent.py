@@ -38,7 +38,7 @@ async def episode(client: AsyncOpenAI, task: dict[str, Any]) -> float:
     said = ""
     for _ in range(3):
         reply = await client.chat.completions.create(model="policy", messages=messages, tools=TOOLS, max_tokens=64)
-        message = reply.choices[0].message
+        message: Any = reply.choices[0].message
         messages.append(message.model_dump(exclude_none=True))
         said = message.content or ""
         for call in message.tool_calls or []:
@@ -48,7 +48,7 @@ async def episode(client: AsyncOpenAI, task: dict[str, Any]) -> float:
     return float(re.findall(r"-?\d+", said)[-1:] == [str(task["ground_truth"])])
 
 
-async def work(root: str, http: httpx.AsyncClient) -> None:
+async def work(root: str, http: httpx.AsyncClient, client: AsyncOpenAI) -> None:
     """Episodes one after the other until the run wants no more."""
     while (taken := await http.post(f"{root}/tasks/next")).status_code != 410:
         if taken.status_code != 200:  # 204: none may begin now; 429: too many wait
@@ -56,8 +56,7 @@ async def work(root: str, http: httpx.AsyncClient) -> None:
             continue
         session = taken.json()
         try:
-            client = AsyncOpenAI(base_url=session["base_url"], api_key="none", http_client=http)
-            reward = await episode(client, session["task"])
+            reward = await episode(client.with_options(base_url=session["base_url"]), session["task"])
         except APIError as error:  # such as a conversation that got too long: nothing of it is trained
             print(session["id"], error, file=sys.stderr)
             await http.delete(f"{root}/sessions/{session['id']}")
@@ -68,8 +67,9 @@ async def work(root: str, http: httpx.AsyncClient) -> None:
 async def main(run_folder: str, at_once: int) -> None:
     """Work until the run is over."""
     root = json.loads((Path(run_folder) / "openai.json").read_text())["base_url"]
-    async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=at_once)) as http:
-        await asyncio.gather(*(work(root, http) for _ in range(at_once)), return_exceptions=True)
+    limits = httpx.Limits(max_connections=at_once)
+    async with httpx.AsyncClient(timeout=600, limits=limits) as http, AsyncOpenAI(base_url=root, api_key="-") as client:
+        await asyncio.gather(*(work(root, http, client) for _ in range(at_once)), return_exceptions=True)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ async def address_of(folder: Path, timeout_s: float = 120) -> str:
     return str(json.loads((folder / "openai.json").read_text())["base_url"]).removesuffix("/v1")
 
 
-async def agent(address: str, http: httpx.AsyncClient, done: list[float]) -> None:
+async def agent(address: str, http: httpx.AsyncClient, base: AsyncOpenAI, done: list[float]) -> None:
     """Answers rows in two turns until the run wants no more."""
     while True:
         taken = await http.get(f"{address}/v1/tasks/next?wait_s=5")
@@ -37,7 +37,7 @@ async def agent(address: str, http: httpx.AsyncClient, done: list[float]) -> Non
         if taken.status_code == 410:
             return
         seat = taken.json()
-        client = AsyncOpenAI(base_url=seat["base_url"], api_key="none", http_client=http, max_retries=0)
+        client = base.with_options(base_url=seat["base_url"])
         messages: list[Any] = seat["task"]["messages"]
         said = ""
         for follow in ("more", None):
@@ -55,15 +55,18 @@ async def drive(folder: Path, workers: int) -> list[float]:
     done: list[float] = []
     limits = httpx.Limits(max_connections=workers + 8, max_keepalive_connections=workers + 8)
 
+    base = AsyncOpenAI(base_url=address, api_key="none", max_retries=0)
+
     async def until_over(http: httpx.AsyncClient) -> None:
         try:
-            await agent(address, http, done)
+            await agent(address, http, base, done)
         except (httpx.TransportError, APIConnectionError, APIStatusError):
             return  # the run has ended
 
     async with httpx.AsyncClient(timeout=120, limits=limits, verify=False) as http, asyncio.TaskGroup() as tasks:
         for _ in range(workers):
             tasks.create_task(until_over(http))
+    await base.close()
     return done
 
 
