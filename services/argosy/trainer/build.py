@@ -71,6 +71,7 @@ def options_from(cfg: Config) -> TrainerOptions:
             actor.fsdp_config.param_offload, actor.fsdp_config.optimizer_offload, model.enable_activation_offload
         ),
         compile_layers=actor.use_torch_compile,
+        native_kernels=service.native_kernels,
         parallel=ParallelOptions(
             world_size=cfg.trainer.n_gpus_per_node,
             tensor_parallel=service.tensor_parallel_size,

@@ -125,6 +125,8 @@ class TrainerOptions:
     offload: OffloadOptions = field(default_factory=OffloadOptions)
     compile_layers: bool = False
     """`torch.compile` of each layer (`argosy.trainer.parallel.compile`)."""
+    native_kernels: bool = True
+    """The single backend computes in bfloat16 by the compiled library where it can run (`argosy.modeling.native`)."""
 
     deterministic: bool = False
     """PyTorch's repeatable kernels, on every rank."""

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from argosy.modeling.block_attention import HeadShape, block_attention
 from argosy.modeling.lean_products import gated_mlp, project
+from argosy.modeling.native.layers import NativeLayer, shape_of
+from argosy.modeling.native.library import Workspace, load_library
 from argosy.modeling.packing import BlockLayout
 from argosy.modeling.weight_casts import WeightCasts
 
@@ -130,6 +132,30 @@ class LeanAttention(nn.Module):
         projected = project(hidden_states[0].to(dtype), casts.get(weights[:3], dtype), weights[:3])
         mixed = block_attention(projected, cosine, sine, layout, self.shape)
         return project(mixed, casts.get(weights[3:], dtype), weights[3:])[None], None
+
+
+def make_native(model: Any, workspace: Workspace, *, add_to_gradient: bool = False) -> int:
+    """Replace the layers that the compiled library can compute (`argosy.modeling.native`), in place; returns how many.
+
+    After `make_lean`, whose forms run wherever the library can't: outside autocast to bfloat16.
+
+    Args:
+        model: A transformers model.
+        workspace: Where the library works.
+        add_to_gradient: As `argosy.modeling.log_probs.token_stats` has it, for the layers' weights.
+    """
+    if load_library() is None:
+        return 0
+    count = 0
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(getattr(layer, "self_attn", None), LeanAttention) and isinstance(layer.mlp, LeanMlp):
+                norms = (getattr(layer, norm, None) for norm in NORMS_BEFORE_PROJECTIONS)
+                shape = shape_of(layer) if all(isinstance(norm, LeanNorm) for norm in norms) else None
+                if shape is not None:
+                    setattr(parent, name, NativeLayer(layer, shape, workspace, add_to_gradient))
+                    count += 1
+    return count
 
 
 def _make_products_lean(module: nn.Module, casts: WeightCasts) -> None:

@@ -21,6 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from argosy.modeling.native.library import Workspace
+from argosy.modeling.native.output_head import can_run, head_stats
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenStats:
@@ -52,6 +55,7 @@ def token_stats(
     sum_pi_squared: bool = False,
     cast: Tensor | None = None,
     add_to_gradient: bool = False,
+    workspace: Workspace | None = None,
 ) -> TokenStats:
     """Statistics of `targets` under softmax(hidden · weightᵀ / temperature).
 
@@ -65,12 +69,26 @@ def token_stats(
         cast: `weight` in compute_dtype, where it is there already.
         add_to_gradient: Add the weight's gradient to its `grad` in place where there is one, in place of a second
             tensor that autograd would add. Only for plain `backward()`: `torch.autograd.grad` would find none.
+        workspace: Where the compiled library may work, if it is there (`argosy.modeling.native`). It has its own
+            chunks.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, got {temperature}")
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
     dtype = compute_dtype or hidden.dtype
+    if workspace is not None and can_run(hidden, weight, dtype):
+        log_probs, entropies, squares = head_stats(
+            hidden,
+            weight,
+            targets,
+            workspace,
+            temperature=temperature,
+            entropy=entropy,
+            sum_pi_squared=sum_pi_squared,
+            add_to_gradient=add_to_gradient,
+        )
+        return TokenStats(log_probs, entropies if entropy else None, squares if sum_pi_squared else None)
     settings = _Settings(temperature, chunk_tokens, dtype, entropy, sum_pi_squared, add_to_gradient)
     head: Any = _ChunkedHead.apply  # untyped in torch
     log_probs, entropies, squares = head(hidden, weight, targets, weight.detach() if cast is None else cast, settings)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from argosy.modeling.attention import PACKED_ATTENTION
 from argosy.modeling.log_probs import TokenStats, token_stats
+from argosy.modeling.native.library import Workspace
+from argosy.modeling.native.output_head import can_run
 from argosy.modeling.packed_network import PackedNetwork, check_temperature, self_check_batch, token_places
 from argosy.modeling.packing import PackedBatch, pack
 from argosy.types.errors import InternalError
@@ -37,6 +39,9 @@ class PackedModel(PackedNetwork):
     adds_to_gradient: bool = False
     """Whether the head's gradient is added to that of earlier micro-batches in place (`token_stats`)."""
 
+    workspace: Workspace | None = None
+    """Where the compiled library may work; None: torch alone computes."""
+
     def __init__(self, model: Any, *, compute_dtype: torch.dtype = torch.float32, chunk_tokens: int = 1024) -> None:
         super().__init__(model, model.get_output_embeddings(), compute_dtype)
         self.chunk_tokens = chunk_tokens
@@ -51,8 +56,11 @@ class PackedModel(PackedNetwork):
         weight = self._head.weight
         # Not of a weight that is gathered anew at each use.
         known = self.casts.keeping and isinstance(weight, nn.Parameter)
+        hidden = self.hidden_states(packed).index_select(0, packed.output_rows)
+        if self.workspace is not None and can_run(hidden, weight, self.compute_dtype):
+            known = False  # the library reads the parameter itself
         return token_stats(
-            self.hidden_states(packed).index_select(0, packed.output_rows),
+            hidden,
             weight,
             packed.targets,
             temperature=temperature,
@@ -62,6 +70,7 @@ class PackedModel(PackedNetwork):
             sum_pi_squared=sum_pi_squared,
             cast=self.casts.get([weight], self.compute_dtype) if known else None,
             add_to_gradient=self.adds_to_gradient,
+            workspace=self.workspace,
         )
 
     def column_values(self, packed: PackedBatch, columns: Sequence[str], temperature: float) -> Mapping[str, Tensor]:

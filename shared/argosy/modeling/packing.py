@@ -31,6 +31,8 @@ _MIN_FILL = 0.75
 """A sequence shorter than this share of a bucket's width starts a new bucket."""
 BLOCK_TOKENS = 256
 """Longest sequence of a layout with blocks: their masks and attention weights grow with its square."""
+SEGMENT_STEP = 32
+"""Rows of a segment are padded to a multiple of it where they are keys."""
 
 Rows = npt.NDArray[np.int64]
 
@@ -71,11 +73,24 @@ class AttentionBlock:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Segments:
+    """The same rows as runs: each prompt, and the own rows of each of its responses, for `argosy.modeling.native`."""
+
+    rows: Tensor
+    """[S, 3] int64: first row, number of rows, and the number of its prompt's segment (-1: it is one)."""
+    groups: Tensor
+    """[G + 1] int64: the first segment of each prompt with its responses, and S."""
+    longest: int
+    """Most rows of a group, each segment padded to SEGMENT_STEP."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class BlockLayout(PackedLayout):
     """Also the same rows with each prompt apart from its responses."""
 
     blocks: tuple[AttentionBlock, ...]
     """Empty where a sequence is longer than BLOCK_TOKENS."""
+    segments: Segments
     places: dict[tuple[int, int], object] = field(default_factory=dict)
     """What `argosy.modeling.block_attention` has worked out from the blocks, by numbers of heads."""
 
@@ -172,7 +187,23 @@ def _layout(
         none = np.zeros(0, np.int64)
         pairs = ([(none, prompt) for prompt in prompts], [pair for pair in tails if len(pair[1])])
         blocks = [_block(members, device) for kind in pairs for members in _alike(kind)]
-    return BlockLayout(plain.buckets, plain.restore, tuple(blocks))
+    return BlockLayout(plain.buckets, plain.restore, tuple(blocks), _segments(prompts, tails))
+
+
+def _segments(prompts: list[Rows], tails: list[tuple[Rows, Rows]]) -> Segments:
+    """Of prompts and pairs of a prompt's rows and a response's own: all of them runs."""
+    of_prompt: dict[int, list[Rows]] = {int(prompt[0]): [] for prompt in prompts}
+    for prompt, own in tails:
+        if len(own):
+            of_prompt[int(prompt[0])].append(own)
+    rows: list[tuple[int, int, int]] = []
+    groups, longest = [0], 0
+    for prompt in prompts:
+        first, members = len(rows), [prompt, *of_prompt[int(prompt[0])]]
+        rows += [(int(part[0]), len(part), -1 if part is prompt else first) for part in members]
+        groups.append(len(rows))
+        longest = max(longest, sum(-(-len(part) // SEGMENT_STEP) * SEGMENT_STEP for part in members))
+    return Segments(torch.tensor(rows, dtype=torch.int64).view(-1, 3), torch.tensor(groups), longest)
 
 
 def _alike(pairs: list[tuple[Rows, Rows]]) -> list[list[tuple[Rows, Rows]]]:

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from argosy.modeling.loading import ModelSource
 from argosy.modeling.tiny import save_tiny_model
+from argosy.native import compiler as native_compiler
+from argosy.native.compiler import COMPILERS, NativeSource, compiled, cpu_flags
 from argosy.rollout.engines.hf.adapter import HfEngine
 from argosy.rollout.engines.hf.loading import LoadedModel, adopt, load_module
 from argosy.rollout.engines.hf.native import compiler
@@ -249,7 +251,7 @@ def test_a_compiler_that_fails_is_told_and_done_without(
 ) -> None:
     source = tmp_path / "broken.cpp"
     source.write_text("no code")
-    monkeypatch.setattr(compiler, "_SOURCE", source)
+    monkeypatch.setattr(compiler, "SOURCE", NativeSource(source, "the compiled passes"))
     assert load(tiny).native is None
     assert "can't compile" in caplog.text
 
@@ -260,12 +262,12 @@ def test_a_damaged_kept_library_is_compiled_anew(
 ) -> None:
     source = tmp_path / "small.cpp"
     source.write_text("".join(f'extern "C" int {name}() {{ return 1; }}\n' for name in EXPORTS))
-    monkeypatch.setattr(compiler, "_SOURCE", source)
+    monkeypatch.setattr(compiler, "SOURCE", NativeSource(source, "the compiled passes"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "cache" / "argosy" / "kernels"
     folder.mkdir(mode=0o700, parents=True)
-    found = os.environ.get("CXX") or next(filter(shutil.which, compiler._COMPILERS))
-    compiler._compiled(found, compiler._cpu_flags(), folder).write_bytes(b"half")
+    found = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS))
+    compiled(compiler.SOURCE, found, cpu_flags(), folder).write_bytes(b"half")
     assert load_library() is not None
     assert "compiling it anew" in caplog.text
 
@@ -274,7 +276,7 @@ def test_a_damaged_kept_library_is_compiled_anew(
 def test_a_folder_that_others_can_write_to_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "small.cpp"
     source.write_text("".join(f'extern "C" int {name}() {{ return 1; }}\n' for name in EXPORTS))
-    monkeypatch.setattr(compiler, "_SOURCE", source)
+    monkeypatch.setattr(compiler, "SOURCE", NativeSource(source, "the compiled passes"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
@@ -288,7 +290,7 @@ def test_a_folder_that_others_can_write_to_keeps_nothing(tmp_path: Path, monkeyp
 
 @pytest.mark.usefixtures("fresh")
 def test_an_older_cpu_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "_cpu_flags", lambda: {"avx2"})
+    monkeypatch.setattr(native_compiler, "cpu_flags", lambda: frozenset({"avx2"}))
     assert load_library() is None
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from argosy.modeling.lean import make_lean
+from argosy.modeling.lean import make_lean, make_native
 from argosy.modeling.memory import return_freed_memory
 from argosy.modeling.microbatch import plan_micro_batches
+from argosy.modeling.native.library import Workspace
 from argosy.modeling.packed_model import PackedModel
 from argosy.trainer import checkpoint, lora
 from argosy.trainer.backends.base import BackendState
@@ -47,6 +48,8 @@ class SingleProcessBackend:
             make_lean(self._hf_model, self._model.casts)
             if isinstance(self._model, PackedModel):
                 self._model.adds_to_gradient = True
+            if options.native_kernels and options.compute_dtype == "bfloat16":
+                self._use_library()
         prepare_layers(self._hf_model, options, self._model.device)
         self._parameters: dict[str, nn.Parameter] = {
             name: parameter for name, parameter in self._hf_model.named_parameters() if parameter.requires_grad
@@ -58,6 +61,12 @@ class SingleProcessBackend:
             offload_optimizer(self._optimizer.torch_optimizer, self._model.device)
         self._saver = CheckpointSaver()
         self._settled = False  # whether the optimizer's state has its place in memory
+
+    def _use_library(self) -> None:
+        workspace = Workspace()
+        make_native(self._hf_model, workspace, add_to_gradient=True)
+        if isinstance(self._model, PackedModel):
+            self._model.workspace = workspace
 
     @property
     def parameter_count(self) -> int:

@@ -82,6 +82,10 @@ class TrainerServiceConfig:
     """Compute threads; 0 leaves it to torch (one with argosy.deterministic=true)."""
     log_prob_chunk_tokens: int = 1024
     """Tokens whose logits are held at once, 8192 vocabulary entries at a time: bounds memory at this × 8192."""
+    native_kernels: bool = True
+    """Let trainer and critic compute layers and output head of Llama-like models in bfloat16 by a library that is
+    compiled once per machine (kept in ~/.cache/argosy), in one process on a CPU with AMX where there is a C++ compiler.
+    false, or elsewhere: PyTorch's operations, which are slower and take more memory."""
     tensor_parallel_size: int = 1
     """Trainer ranks that divide each matrix, of policy and critic; 1: none. It must divide the model's attention and
     key-value heads, and × ulysses_sequence_parallel_size the trainer.n_gpus_per_node."""

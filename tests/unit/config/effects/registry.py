@@ -301,6 +301,7 @@ TESTS: dict[str, str] = {
     "argosy.rollout.port": "test_launch.py::test_port",
     "argosy.trainer.device": "test_argosy.py::test_device",
     "argosy.trainer.threads": "test_argosy.py::test_threads",
+    "argosy.trainer.native_kernels": "test_argosy.py::test_trainer_native_kernels",
     "argosy.trainer.log_prob_chunk_tokens": "test_argosy.py::test_log_prob_chunk_tokens",
     "argosy.trainer.no_decay_1d": "test_optim.py::test_no_decay_1d",
     "argosy.trainer.background_save": "test_argosy.py::test_background_save",

@@ -121,6 +121,21 @@ def test_native_kernels(job: Config, cores: Cores) -> None:
     assert cores("rollout", job.with_values({"argosy.rollout.native_kernels": False})).engine.model.native is None
 
 
+def test_trainer_native_kernels(job: Config, cores: Cores, tmp_path: Path) -> None:
+    from argosy.modeling.native.layers import NativeLayer
+    from argosy.modeling.native.library import load_library as load_training
+    from argosy.modeling.tiny import save_tiny_model
+
+    if load_training() is None:
+        pytest.skip("needs a C++ compiler and a CPU with AMX")
+    folder = save_tiny_model(tmp_path / "model", hidden_size=64, head_count=2, kv_head_count=1)
+    dtype = {"actor_rollout_ref.actor.fsdp_config.dtype": "bfloat16"}
+    base = job.with_values({"actor_rollout_ref.model.path": str(folder), **dtype})
+    for chosen, count in ((base, 2), (base.with_values({"argosy.trainer.native_kernels": False}), 0)):
+        model = cores("trainer", chosen)._backend.model_for_export()
+        assert sum(isinstance(module, NativeLayer) for module in model.modules()) == count
+
+
 async def test_prefill_token_budget(job: Config, cores: Cores, monkeypatch: Patch) -> None:
     """Three prompts of 10 tokens: two fit into one step of 20, with a budget of 10 each needs its own."""
     counts = {}
