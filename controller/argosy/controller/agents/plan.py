@@ -151,7 +151,7 @@ def _judge(template: TurnTemplate, messages: Sequence[dict[str, Any]], mode: str
     except InvalidInputError as error:
         raise ConfigError(error.message) from error
     said = str(messages[0]["content"])
-    if said not in template.tokenizer.decode(template.following(messages, closed=False), skip_special_tokens=False):
+    if said not in template.written(messages):
         raise ConfigError(
             f"the chat template of {name} does not write {messages[0]['role']} messages: set "
             "actor_rollout_ref.model.custom_chat_template"

@@ -68,9 +68,12 @@ class TurnTemplate:
         Raises:
             InvalidInputError: The template refuses such messages, or writes what came before them otherwise.
         """
-        tail = self.closing + self._after(messages)
-        ids = self._encode(tail)
+        ids = self._encode(self.written(messages))
         return ids[1:] if closed and self._ends_with_a_token(ids) else ids
+
+    def written(self, messages: Sequence[Message]) -> str:
+        """The text that is encoded for what follows a turn; raises as `following` does."""
+        return self.closing + self._after(messages)
 
     def check(self, messages: Sequence[Message]) -> list[str]:
         """What is odd about this template with such messages, in words for people; raises as `following` does."""
