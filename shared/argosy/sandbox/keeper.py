@@ -72,6 +72,7 @@ def _isolate(paths: Sequence[str], tmp_bytes: int) -> cell.Parts:
         if not all(os.access(path, os.R_OK | os.X_OK) for path in needed):
             parts["user"] = f"user {_NOBODY} can't read {sys.executable}, which programs need"
         return parts
+    parts |= message["ready"]  # whether a cell has a /proc, a cell knows
     _enter(paths)
     return parts
 
@@ -142,6 +143,9 @@ def _why() -> str:
                     return f" ({advice})"
         except OSError:
             continue
+    with open("/proc/self/status") as file:
+        if any(line.split() == ["Seccomp:", "2"] for line in file):
+            return " (a system call filter is on: does the container's profile allow unshare and mount?)"
     return ""
 
 

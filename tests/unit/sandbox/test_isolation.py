@@ -58,6 +58,17 @@ print(json.dumps(found))
 """
 NO_MORE_NAMESPACES = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
 """In a user namespace of its own, whose limit of further ones is 0: the kernel refuses, as some containers' does."""
+CONTAINERS_PROFILE = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from argosy.sandbox import kernel, seccomp
+kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1, what="PR_SET_NO_NEW_PRIVS")
+seccomp.install(children_signals=True)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""A system call filter that refuses namespaces and mounts, as Docker's and Kubernetes' default profiles do."""
+MASKED_PROC = 'mount -t tmpfs none /proc/tty && exec "$@"'
+"""Something lies over a part of /proc, as in containers: most kernels let nobody mount a whole one below."""
 
 
 @pytest.fixture
@@ -140,6 +151,37 @@ def test_a_kernel_that_refuses_is_named_and_nothing_runs(sources: str) -> None:
     assert "unshare(" in str(found["unavailable"])
     assert "No space left on device" in str(found["unavailable"])
     assert "argosy.reward.sandbox.isolation=allowed_without" in str(found["unavailable"])
+
+
+@pytest.mark.parametrize("who", ["root", "an ordinary user"])
+def test_a_containers_profile_that_refuses_is_named(sources: str, who: str) -> None:
+    if who == "root" and os.geteuid() != 0:
+        pytest.skip("not root")
+    prefix = (readable_interpreter(), "-c", CONTAINERS_PROFILE, sources)
+    found = outcome(sources, "required", user={} if who == "root" else as_nobody(), prefix=prefix)
+    assert list(found) == ["unavailable"]
+    assert "unshare(" in str(found["unavailable"])
+    assert "Operation not permitted (a system call filter is on: does the container's profile" in str(
+        found["unavailable"]
+    )
+
+
+def test_where_proc_is_masked_the_rest_holds(sources: str) -> None:
+    prefix = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", MASKED_PROC, "sh")
+    found = outcome(sources, "required", user=as_nobody(), prefix=prefix)
+    parts = found["parts"]
+    assert isinstance(parts, dict)
+    assert (parts["namespaces"], parts["seccomp"]) == (True, True)
+    assert parts["proc"] is True or "mount(proc at /proc): Operation not permitted" in str(parts["proc"])
+    user, home, _, network, trace, memory, by_name = list(found.values())[1:8]
+    assert user == ["65534 2 []\n", ""]
+    assert "FileNotFoundError" in str(home)
+    assert "PermissionError" in str(network)
+    assert trace == ["-1\n", ""]
+    assert "MemoryError" in str(memory)
+    assert by_name == [" by name\n", ""] if parts["proc"] is True else "FileNotFoundError" in str(by_name)
+    assert (found["spin"], found["sleep"], found["children"]) == ("timeout", "timeout", "memory")
+    assert not sleepers()
 
 
 def test_allowed_without_keeps_limits_filter_and_cleaning_up(sources: str) -> None:
