@@ -16,6 +16,7 @@ from argosy.reward.custom import CustomFunction
 from argosy.reward.pool import PoolOptions, WorkerPool
 from argosy.reward.verifiers import find_verifier, known_sources
 from argosy.reward.verifiers.defaults import check_scorer_kwargs, with_defaults
+from argosy.reward.verifiers.penalties import TOKEN_COUNT, wants_tokens
 from argosy.reward.waiting import checked
 from argosy.sandbox.options import SandboxOptions
 from argosy.types.ids import SampleId
@@ -115,7 +116,12 @@ class RewardScorers:
         """Its data sources: ("*",) with a custom function that names none; "reasoning_gym/*" stands for every name that
         starts so."""
         if self._options.custom is None:
-            return RewardCapabilities(known_sources(), max_batch_size=self._options.max_batch_size, name="rules")
+            return RewardCapabilities(
+                known_sources(),
+                needs_token_ids=wants_tokens(self._options.scorer_kwargs),
+                max_batch_size=self._options.max_batch_size,
+                name="rules",
+            )
         traits = self._pool.traits
         return RewardCapabilities(
             data_sources=tuple(traits["data_sources"]),
@@ -191,6 +197,10 @@ class RewardScorers:
         if self._options.custom is None and self._options.scorer_kwargs:
             for item, sample in zip(items, samples, strict=True):
                 sample["extra_info"] = with_defaults(self._options.scorer_kwargs, item.data_source, item.extra_info)
+        if self._options.custom is None:
+            for item, sample in zip(items, samples, strict=True):
+                if item.response_ids:
+                    sample["extra_info"] = {**sample["extra_info"], TOKEN_COUNT: len(item.response_ids)}
         return {"id": self._next_id, "samples": samples}
 
     def _count(self, outcomes: Iterable[Outcome]) -> None:

@@ -31,10 +31,12 @@ class Lanes:
         timeout_s: Seconds that a job may take in a fast worker.
         worker_count: Fast workers.
         most_slow: Jobs that may wait in the slow lane; cancelled ones are thrown out when they are as many.
+        processors: How many this machine has for us.
     """
 
-    def __init__(self, *, timeout_s: float, worker_count: int, most_slow: int) -> None:
+    def __init__(self, *, timeout_s: float, worker_count: int, most_slow: int, processors: int) -> None:
         self._timeout_s, self._worker_count, self._most_slow = timeout_s, worker_count, most_slow
+        self._spare = processors - worker_count
         self._changed = threading.Condition()
         self._fast: deque[Job] = deque()
         self._slow: list[tuple[float, int, Job]] = []
@@ -81,11 +83,14 @@ class Lanes:
                 self._free -= 1
 
     def take_slow(self) -> Job | None:
-        """The next one for a slow worker, that whose deadline comes first; None when they are closed."""
+        """The next one for a slow worker, that whose deadline comes first; None when they are closed.
+
+        While samples wait in the fast lane, only as many begin as there are processors that its workers leave.
+        """
         with self._changed:
             self._running.pop(threading.get_ident(), None)
             while not self._closed:
-                if self._slow:
+                if self._slow and (not self._fast or len(self._running) < self._spare):
                     job = heapq.heappop(self._slow)[2]
                     job.since = time.monotonic()
                     self._running[threading.get_ident()] = job
@@ -124,6 +129,8 @@ class Lanes:
             return self._hurry(heapq.heappop(self._slow)[2]), 0.0
         if self._fast:
             job = self._fast.popleft()
+            if self._slow and not self._fast:
+                self._changed.notify_all()
             if now - job.since > _PRESSED_S:
                 self._pressed_at = now
             return job, 0.0

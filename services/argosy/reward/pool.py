@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -54,6 +55,10 @@ class PoolOptions:
         return self.worker_count if self.slow_count is None else self.slow_count
 
 
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class WorkerPool:
     """Scores one message (a sample, or a batch for a function that takes batches) at a time per worker. `close` it."""
 
@@ -70,7 +75,10 @@ class WorkerPool:
         """
         self._options, self._settings = options, settings
         self._lanes = Lanes(
-            timeout_s=options.timeout_s, worker_count=options.worker_count, most_slow=options.queue_size
+            timeout_s=options.timeout_s,
+            worker_count=options.worker_count,
+            most_slow=options.queue_size,
+            processors=_processors(),
         )
         self._lock = threading.Lock()
         self._unfinished = self._aside = 0

@@ -67,7 +67,10 @@ class WorkerProcess:
                 ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(request_read, reply_write),
-                start_new_session=True,  # so that its children can be killed with it, and Ctrl-C is ours alone
+                # So that its children can be killed with it, and Ctrl-C is ours alone. No session of its own: where the
+                # kernel schedules by sessions, what the slow lane has at the lowest priority must be in that of the
+                # others' to give way to them at once.
+                process_group=0,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(_import_paths())},
             )
         except BaseException:

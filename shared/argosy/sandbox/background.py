@@ -1,4 +1,8 @@
-"""The lowest priority there is: what a process gets of a processor is what nobody else wants."""
+"""The lowest priority there is: what a process gets of a processor is what nobody else wants.
+
+No user needs a right for it, and an ordinary one can't take it back. It holds against processes of the same scheduling
+group: the same session where the kernel groups by sessions (autogroup), else the same control group.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +17,18 @@ _NAP_S = 0.03
 
 
 def give_way() -> None:
-    """From now on, for this process and those that it starts, in a session of their own. No user needs a right for it,
-    and an ordinary one can't take it back. Call it in a process that leads no process group.
-
-    The policy alone holds against processes of the same scheduling group only. Where the kernel makes a group of each
-    session (autogroup), and so of each worker, the group must have the least weight too.
-    """
-    os.setsid()
+    """From now on, for this process and those that it starts."""
     if hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     else:
         os.nice(19)
+
+
+def give_way_to_all() -> None:
+    """`give_way`, in a new session to which the kernel gives the least weight, so that it holds against other sessions
+    too, if not as promptly. For a process that leads no process group."""
+    os.setsid()
+    give_way()
     with contextlib.suppress(FileNotFoundError):  # no autogroups in this kernel
         _weigh_least()
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from argosy.sandbox import guest, kernel, messages
-from argosy.sandbox.background import give_way
+from argosy.sandbox.background import give_way_to_all
 from argosy.sandbox.confine import Limits, confine
 
 _USER = 65534
@@ -41,7 +41,7 @@ def run(control: socket.socket, parts: Parts, tmp_bytes: int, *, background: boo
     """The outer process, forked by the keeper: never returns. `parts` is what the keeper could do."""
     try:
         if background:
-            give_way()
+            give_way_to_all()
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1, what="PR_SET_CHILD_SUBREAPER")
         if parts["namespaces"] is True:
             with contextlib.suppress(OSError):  # if memory runs out, the program goes and not the service

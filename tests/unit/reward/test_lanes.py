@@ -21,8 +21,8 @@ def job(name: str = "a", *, deadline_s: float = 600.0) -> Job:
     return Job({"id": name, "samples": [{"data_source": "s"}]}, time.monotonic() + deadline_s)
 
 
-def make(worker_count: int = 1, *, timeout_s: float = 1.0, most_slow: int = 100) -> Lanes:
-    return Lanes(timeout_s=timeout_s, worker_count=worker_count, most_slow=most_slow)
+def make(worker_count: int = 1, *, timeout_s: float = 1.0, most_slow: int = 100, processors: int = 100) -> Lanes:
+    return Lanes(timeout_s=timeout_s, worker_count=worker_count, most_slow=most_slow, processors=processors)
 
 
 def taken(take: Callable[[], Job | None], seconds: float) -> Job | None:
@@ -102,6 +102,26 @@ def test_busy_fast_workers_help_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     time.sleep(0.1)
     assert lanes.take() is waited
     assert taken(lanes.take, 0.3) is None, "the fast lane was full a moment ago"
+
+
+def test_without_processors_to_spare_the_slow_lane_waits_for_the_fast_one() -> None:
+    lanes = make(worker_count=2, processors=2)
+    lanes.put([other := job("other")])
+    lanes.put_aside(aside := job("aside"))
+    found: list[Job | None] = []
+    slow = threading.Thread(target=lambda: found.append(lanes.take_slow()), daemon=True)
+    slow.start()
+    slow.join(0.2)
+    assert not found
+    assert lanes.take() is other
+    slow.join(20)
+    assert found == [aside]
+    spare = make(worker_count=2, processors=3)
+    spare.put([job()])
+    for _ in range(2):
+        spare.put_aside(job())
+    assert taken(spare.take_slow, 20) is not None
+    assert taken(spare.take_slow, 0.2) is None, "one processor, one sample"
 
 
 def test_the_first_verdict_counts() -> None:

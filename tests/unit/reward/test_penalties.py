@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from argosy.reward.core import RewardScorers
 from argosy.reward.verifiers import find_verifier
 from argosy.reward.verifiers.penalties import language_penalty, length_penalty, repetition_penalty
 from argosy.reward.verifiers.scoring import score
-from argosy.types.records import Failed, Outcome, Scored
+from argosy.types.ids import SampleId
+from argosy.types.records import Failed, Outcome, Scored, ScoreRequest
 
 LOOP = "we try it again and again until it works. " * 60
 
@@ -118,3 +121,38 @@ def test_wrong_penalties_are_told(penalties: object, said: str) -> None:
     assert isinstance(result, Failed)
     assert result.reason == "bad_options"
     assert said in result.message
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(3, -1.0), (10, 0.0), (75, -0.5), (100, -1.0), (900, -1.0)])
+async def test_a_length_in_tokens_asks_for_them_and_counts_them(
+    tokens: int, expected: float, make_scorers: Callable[..., RewardScorers]
+) -> None:
+    kwargs = {"argosy/length": {"unit": "tokens", "longest": 100, "buffer": 50, "shortest": 5}}
+    scorers = make_scorers(scorer_kwargs=kwargs)
+    assert (await scorers.capabilities()).needs_token_ids
+    ids = tuple(range(tokens))
+    item = ScoreRequest(SampleId(0, 0, 0), "argosy/length", "", "x" * 5000, "", {}, response_ids=ids)
+    [result] = await scorers.score([item], deadline_s=60)
+    assert isinstance(result.outcome, Scored)
+    assert result.outcome.score == expected
+
+
+async def test_without_the_option_no_tokens_are_asked_for(make_scorers: Callable[..., RewardScorers]) -> None:
+    scorers = make_scorers(scorer_kwargs={"all": {"penalties": {"length": {"longest": 9000}}}})
+    assert not (await scorers.capabilities()).needs_token_ids
+    wanted = {"all": {"penalties": {"length": {"unit": "tokens"}}}}
+    assert (await make_scorers(scorer_kwargs=wanted).capabilities()).needs_token_ids
+
+
+def test_a_length_in_tokens_without_tokens_is_told() -> None:
+    for source, kwargs in (
+        ("argosy/length", {"unit": "tokens"}),
+        ("argosy/exact_match", {"penalties": {"length": {"unit": "tokens"}}}),
+    ):
+        failed = outcome(source, "yes", "yes", **kwargs)
+        assert isinstance(failed, Failed)
+        assert failed.reason == "bad_options"
+        assert "scorer_kwargs" in failed.message
+    failed = outcome("argosy/length", "yes", unit="words")
+    assert isinstance(failed, Failed)
+    assert "characters or tokens, got 'words'" in failed.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -78,6 +79,11 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it never came true"
         time.sleep(0.02)
+
+
+def reap(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):  # subprocess does it too, when it forgets one that has ended
+        os.waitpid(pid, 0)
 
 
 async def test_a11_poison_costs_nobody_a_worker(make_scorers: MakeScorers, make_request: MakeRequest) -> None:
@@ -260,7 +266,7 @@ async def test_a_worker_that_cannot_be_ended_keeps_nobody_waiting(
     [result] = await asyncio.wait_for(scorers.score([make_request(1, "#### 5")], deadline_s=300), timeout=60)
     assert isinstance(result.outcome, Scored)
     os.kill(left, signal.SIGKILL)
-    await asyncio.to_thread(os.waitpid, left, 0)
+    await asyncio.to_thread(reap, left)
 
 
 async def test_killing_does_not_wait_for_ever(
@@ -277,7 +283,7 @@ async def test_killing_does_not_wait_for_ever(
         patch.setattr(subprocess.Popen, "wait", stuck)
         scorers.shutdown()
     assert f"worker process {pid} is still there" in caplog.text
-    await asyncio.to_thread(os.waitpid, pid, 0)
+    await asyncio.to_thread(reap, pid)
 
 
 @pytest.mark.timeout(30)

@@ -12,7 +12,7 @@ from typing import Any
 
 from argosy.reward.verifiers import find_verifier
 from argosy.reward.verifiers.base import Verifier
-from argosy.reward.verifiers.penalties import penalised
+from argosy.reward.verifiers.penalties import TOKEN_COUNT, penalised
 from argosy.types.errors import ConfigError
 from argosy.types.records import Failed, Scored
 
@@ -52,7 +52,7 @@ def _problem(verifier: Verifier | None, given: Mapping[str, Any]) -> str | None:
     if unknown:
         return f"there is no option {unknown[0]!r}; there are: {', '.join(known)}"
     own = {name: value for name, value in given.items() if name != "penalties"}
-    outcome = penalised(Scored(0.0), _NO_ANSWER, given.get("penalties", {}))
+    outcome = penalised(Scored(0.0), _NO_ANSWER, given.get("penalties", {}), token_count=0)
     if verifier is not None and own and not isinstance(outcome, Failed):
-        outcome = verifier.verify(_NO_ANSWER, "1", {"reward_kwargs": own})
+        outcome = verifier.verify(_NO_ANSWER, "1", {"reward_kwargs": own, TOKEN_COUNT: 0})
     return outcome.message if isinstance(outcome, Failed) else None

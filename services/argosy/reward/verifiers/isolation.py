@@ -23,7 +23,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from argosy.reward.verifiers.budget import BUDGET, PutAsideError
-from argosy.sandbox import kernel
 from argosy.sandbox.background import give_way
 
 _WALL_FACTOR = 15
@@ -69,10 +68,9 @@ class Isolation:
         if quota_s < _LEAST_QUOTA_S:
             raise PutAsideError
         read_fd, write_fd = os.pipe()
-        worker = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _answer(question, write_fd, min(left_s, quota_s), worker)
+            _answer(question, write_fd, min(left_s, quota_s))
         os.close(write_fd)
         # In the background it may have to wait for as long as others want the processor: only the sample's end counts.
         seconds = BUDGET.end - time.monotonic() if BUDGET.background else left_s * _WALL_FACTOR
@@ -101,7 +99,7 @@ class Isolation:
         raise OverrunError("it ran out of memory" if reply else "it ran out of processor time")
 
 
-def _answer(question: Callable[[], float], write_fd: int, limit_s: float, worker: int) -> None:
+def _answer(question: Callable[[], float], write_fd: int, limit_s: float) -> None:
     """The child's whole life; it doesn't come back."""
     try:
         gc.disable()
@@ -110,7 +108,6 @@ def _answer(question: Callable[[], float], write_fd: int, limit_s: float, worker
         try:
             if BUDGET.background:
                 give_way()
-                _end_with(worker)  # whose process group it has left
             reply = repr(float(question())).encode()
         except (MemoryError, RecursionError):
             reply = _MEMORY
@@ -120,13 +117,6 @@ def _answer(question: Callable[[], float], write_fd: int, limit_s: float, worker
     finally:
         sys.stderr.flush()
         os._exit(0)
-
-
-def _end_with(worker: int) -> None:
-    if sys.platform == "linux":
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL, what="PR_SET_PDEATHSIG")
-    if os.getppid() != worker:
-        os._exit(1)  # it ended before we asked
 
 
 def _read(fd: int, seconds: float) -> bytes | None:

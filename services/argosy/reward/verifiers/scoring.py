@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from argosy.reward.verifiers.base import Verifier, shorten
-from argosy.reward.verifiers.penalties import penalised
+from argosy.reward.verifiers.penalties import TOKEN_COUNT, penalised
 from argosy.types.records import Failed, Outcome
 
 
@@ -25,4 +25,5 @@ def score(verifier: Verifier, solution: str, ground_truth: Any, extra_info: Mapp
         known = ", ".join((*verifier.options, "penalties"))
         return Failed("bad_options", f"{verifier.name} has no option {unknown[0]!r}; there are: {known}")
     outcome = verifier.verify(solution, ground_truth, {**extra_info, "reward_kwargs": own})
-    return penalised(outcome, solution, given["penalties"]) if "penalties" in given else outcome
+    count = extra_info.get(TOKEN_COUNT)
+    return penalised(outcome, solution, given["penalties"], count) if "penalties" in given else outcome
