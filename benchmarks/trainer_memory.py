@@ -7,7 +7,8 @@ The plain side holds float32 logits [tokens, vocabulary], as a straightforward t
 process of its own; its peak is compared with its resident memory once the model is loaded and the gradients (of ours
 also the moments) exist, so the figures are what one micro-batch adds; of ours that is also the weights in bfloat16.
 With checkpointing a layer keeps its input [tokens, hidden] in float32 and everything else is computed again: that size
-is known, and what is left beyond it should not grow with the tokens.
+is known, and what is left beyond it and one layer's own activations should not grow with the tokens. That is counted as
+PyTorch's operations need it; the compiled layers take less, so that less than nothing may be left.
 """
 
 from __future__ import annotations
