@@ -115,7 +115,7 @@ def show_examples(folder: Path, *, steps: int = 150, calling: float = 0.25, seed
         targets[:, :4] = 0  # the question
         loss = cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=0)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     model.save_pretrained(folder)
 

@@ -62,8 +62,8 @@ def prompt_of(template: TurnTemplate) -> Prompt:
     return Prompt(GroupId(0, 0), template.tokenizer.encode_prompt(messages), "s", "7", messages=messages)
 
 
-def request_of(prompt: Prompt, k: int = 0, **params: int) -> GenerateRequest:
-    return GenerateRequest(SampleId(0, 0, k), prompt.token_ids, SamplingParams(**({"max_tokens": 48} | params)))
+def request_of(prompt: Prompt, k: int = 0, seed: int = 0) -> GenerateRequest:
+    return GenerateRequest(SampleId(0, 0, k), prompt.token_ids, SamplingParams(max_tokens=48, seed=seed))
 
 
 async def test_c3_three_turns_of_the_real_engine_reach_the_trainer_as_sampled(cores: Cores) -> None:
