@@ -47,6 +47,15 @@ class RolloutFleet:
         """The members that get samples, in order."""
         return [member for member in self.members() if member in self.usable]
 
+    def is_usable(self, member: str) -> bool:
+        """Whether it gets samples."""
+        return member in self.usable and member not in self._ctx.services.lost
+
+    @property
+    def any_usable(self) -> bool:
+        """Whether anybody gets samples."""
+        return not self.usable <= self._ctx.services.lost
+
     async def check_sleep(self) -> None:
         """Refuse, before the first token, servers that can't sleep as a colocated run needs it. Raises ConfigError."""
         if not self._colocated:

@@ -37,7 +37,7 @@ class RolloutStage(RolloutFleet):
     async def synced(self, members: Sequence[str], version: PolicyVersion) -> None:
         """As for any fleet; samples that wait for a server go on."""
         await super().synced(members, version)
-        self.singles.places.fill()
+        await self.singles.refresh()
 
     def give_up(self, member: str) -> None:
         """Use a server no more, until a sync to it succeeds: what it has of `generate_one` goes on elsewhere."""

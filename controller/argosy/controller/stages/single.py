@@ -59,7 +59,7 @@ class SingleSamples:
     def __init__(self, ctx: RunContext, fleet: RolloutFleet) -> None:
         self._ctx = ctx
         self._fleet = fleet
-        self.places = Places(fleet.in_use, fleet.slots)
+        self.places = Places(fleet.in_use, fleet.slots, fleet.is_usable)
         """Room at the servers."""
         self._running: dict[str, Running] = {}
         self._parked: dict[str, Generated] = {}
@@ -119,9 +119,9 @@ class SingleSamples:
         return count
 
     async def _place(self, request: GenerateRequest) -> str:
-        members = self._fleet.in_use()
-        await self._fleet.learn_slots(members)
-        if not members:
+        if not self.places.is_filled:
+            await self.refresh()
+        if not self._fleet.any_usable:
             self._look_for_servers()
         return await self.places.take(request)
 
@@ -178,7 +178,7 @@ class SingleSamples:
             whole = completion is not None and completion.finish_reason in WHOLE
             self._fleet.end_one(running.member, made - len(running.request.generated.token_ids), finished=whole)
         self.places.leave(running.member)
-        if not self._fleet.in_use() and self.places.waiting_count:
+        if not self._fleet.any_usable and self.places.is_waited_for:
             self._look_for_servers()
 
     async def _readmit(self) -> None:
@@ -186,6 +186,11 @@ class SingleSamples:
         if self._readmitting is None or self._readmitting.done():
             self._readmitting = asyncio.create_task(self._fleet.readmit())
         await asyncio.shield(self._readmitting)
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """See anew which servers there are and what they can take; only new ones are asked."""
+        await self._fleet.learn_slots(self._fleet.in_use())
         self.places.fill()
 
     def _look_for_servers(self) -> None:
@@ -197,7 +202,7 @@ class SingleSamples:
         for number in range(1, MAX_ROUNDS):
             await asyncio.sleep(ROUND_PAUSE_S * number)
             await self._readmit()
-            if self._fleet.in_use():
+            if self._fleet.any_usable:
                 return
         self.places.fail(UnavailableError(f"no rollout server was usable in {MAX_ROUNDS} tries"))
 

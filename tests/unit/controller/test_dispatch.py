@@ -1,0 +1,112 @@
+"""Who gets a server: room, order, and what is held."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from argosy.controller.stages.dispatch import Places
+from argosy.types.ids import SampleId
+from argosy.types.records import Generated, GenerateRequest, SamplingParams
+
+
+def request(position: int, k: int = 0, priority: int = 0, tokens: int = 0) -> GenerateRequest:
+    have = Generated((1,) * tokens, (-0.1,) * tokens, ())
+    return GenerateRequest(SampleId(0, position, k), (1,), SamplingParams(4), generated=have, priority=priority)
+
+
+def places_of(slots: dict[str, int], usable: set[str] | None = None) -> Places:
+    known = set(slots) if usable is None else usable
+    places = Places(lambda: sorted(known), lambda member: slots[member], lambda member: member in known)
+    places.fill()
+    return places
+
+
+async def test_those_with_tokens_go_first_and_then_the_first_to_come() -> None:
+    places = places_of({"a": 1})  # one runs, one more waits at the server
+    order: list[int] = []
+
+    async def one(wanted: GenerateRequest) -> None:
+        member = await places.take(wanted)
+        order.append(wanted.sample_id.position)
+        await asyncio.sleep(0)
+        places.leave(member)
+
+    wanted = [request(0), request(1), request(2), request(3), request(4, tokens=3), request(5, priority=1)]
+    await asyncio.gather(*map(one, wanted))
+    assert order == [0, 1, 5, 4, 2, 3]
+
+
+async def test_a_held_server_gets_nothing_and_becomes_empty() -> None:
+    places = places_of({"a": 4, "b": 4})
+    first = await places.take(request(0))
+    places.hold(first)
+    others = [await places.take(request(position)) for position in range(1, 5)]
+    assert set(others) == {"a", "b"} - {first}
+    emptied = asyncio.create_task(places.empty(first))
+    await asyncio.sleep(0)
+    assert not emptied.done()
+    places.leave(first)
+    await asyncio.wait_for(emptied, 5)
+    places.release(first)
+    assert await places.take(request(9)) == first
+
+
+async def test_a_caller_that_goes_leaves_no_trace() -> None:
+    places = places_of({"a": 1})
+    held = [await places.take(request(0)), await places.take(request(1))]
+    waiting = asyncio.create_task(places.take(request(2)))
+    await asyncio.sleep(0)
+    places.leave(held.pop())  # the place comes in the same moment in which its caller goes
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    places.leave(held.pop())
+    assert places.outstanding("a") == 0
+    assert places.waiting_count == 0
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.dictionaries(st.sampled_from("abcde"), st.integers(1, 6), min_size=1), st.integers(0, 2**32))
+def test_no_room_is_left_while_somebody_waits(slots: dict[str, int], seed: int) -> None:
+    """Whatever comes, ends, and is held, in any order: nobody has more than its limit, or waits beside free room."""
+
+    async def run() -> None:
+        random = Random(seed)
+        places = places_of(slots)
+        tasks: list[asyncio.Task[str]] = []
+        limits = {member: count + 1 + count // 8 for member, count in slots.items()}
+        held: set[str] = set()
+        for number in range(120):
+            member = random.choice(sorted(slots))
+            match random.randrange(4):
+                case 0 | 1:
+                    tasks.append(asyncio.create_task(places.take(request(number // 3, number % 3))))
+                case 2:
+                    placed = [task for task in tasks if task.done()]
+                    if placed:
+                        tasks.remove(gone := random.choice(placed))
+                        places.leave(gone.result())
+                case 3 if member in held:
+                    held.discard(member)
+                    places.release(member)
+                case 3:
+                    held.add(member)
+                    places.hold(member)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            counts = {name: sum(t.done() and t.result() == name for t in tasks) for name in slots}
+            assert counts == {name: places.outstanding(name) for name in slots}
+            assert all(counts[name] <= limits[name] for name in slots)
+            free = [name for name in slots if name not in held and counts[name] < limits[name]]
+            assert not (free and places.waiting_count)
+            assert len(places._room) <= sum(limits.values()), "what is remembered is bounded"
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(run())
