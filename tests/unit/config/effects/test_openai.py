@@ -55,6 +55,8 @@ async def test_enable(job: Config) -> None:
     assert not (job.run_folder / "openai.json").exists()
     colocated = job.with_values({"argosy.openai.enable": True, "argosy.colocated": True})
     assert "servers that sleep" in problems(colocated)
+    for other in ({"argosy.rollout_only": True}, {"argosy.replay.path": "somewhere"}):
+        assert "leave one of them out" in problems(job.with_values({"argosy.openai.enable": True} | other))
 
 
 async def test_source(job: Config) -> None:
