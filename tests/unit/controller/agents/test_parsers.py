@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from argosy.controller.agents.instructions import instructions
 from argosy.controller.agents.parsers import PARSERS, parser
 from argosy.controller.agents.parsers.base import MAX_CALLS
 from argosy.types.errors import ConfigError
@@ -131,3 +132,12 @@ def test_nothing_that_a_model_writes_raises(form: str, text: str) -> None:
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"got 'xml', wants one of hermes, qwen, qwen3_coder"):
         parser("xml")
+
+
+@pytest.mark.parametrize("form", PARSERS)
+def test_the_example_that_models_are_shown_is_a_call_in_the_format(form: str) -> None:
+    """With values in place of the dots, the parser reads it."""
+    shown = instructions([ADD], form).split("for example ")[1].removesuffix(" and wait for its result.")
+    written = shown.replace("…", "1")
+    parsed = parser(form).parse(written, [ADD])
+    assert [(call.name, set(call.arguments)) for call in parsed.calls] == [("add", {"a", "note", "of"})]
