@@ -25,6 +25,7 @@ from argosy.controller.recording.recorder import recorder_of
 from argosy.controller.recording.replay import ReplayProducer
 from argosy.controller.recovery import Checkpoint
 from argosy.controller.report import RunReport, compare, held_out, write_report
+from argosy.controller.rewards.trial import try_prompts
 from argosy.controller.serving import serve_control
 from argosy.membership.interface import Leadership
 from argosy.roles.policy import Training
@@ -219,3 +220,5 @@ async def _check_data_sources(ctx: RunContext, prepared: PreparedRun) -> None:
         sessions = ctx.config.argosy.openai.source == "sessions"
         judged = {prompt.data_source for prompt in prepared.held_out} if sessions else prepared.data_sources
         ctx.services.router.check_sources(judged)
+        sampled = [] if sessions else prepared.sampler.of_each_kind()
+        await try_prompts(ctx.services.router, [*sampled, *prepared.held_out])

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from argosy.controller.data.files import resolve_files
+from argosy.controller.data.kinds import Kind, kind_of
 from argosy.controller.data.progress import progress_over
 from argosy.controller.data.rows import DataRow, Dataset
 from argosy.controller.data.templating import templated
@@ -113,8 +114,25 @@ class PromptSource:
 
     def data_sources(self) -> set[str]:
         """Names of all scorers that these prompts ask for. Decodes every row once."""
-        kept = set(self.row_numbers.tolist())
-        return {row.data_source for number, row in enumerate(self._dataset.rows()) if number in kept}
+        return {source for source, _ in self._kinds}
+
+    def of_each_kind(self) -> list[Prompt]:
+        """Prompts of each data source and programming language, up to three: its first, second and last."""
+        places = sorted({place for found in self._kinds.values() for place in found})
+        return [self.prompt(place, GroupId(0, place)) for place in places]
+
+    @cached_property
+    def _kinds(self) -> dict[Kind, list[int]]:
+        """Data source and language → up to three places."""
+        place_of = {number: place for place, number in enumerate(self.row_numbers.tolist())}
+        kinds: dict[Kind, list[int]] = {}
+        for number, row in enumerate(self._dataset.rows()):
+            if number in place_of:
+                kind = kind_of(row.data_source, row.ground_truth, row.extra_info)
+                places = kinds.setdefault(kind, [])
+                del places[2:]
+                places.append(place_of[number])
+        return kinds
 
     def prompt(self, place: int, group: GroupId) -> Prompt:
         """The prompt at `place` (0 … P-1, in file order) as the record that is dispatched."""

@@ -56,6 +56,10 @@ class PromptSampler:
         self._position = 0
         self._order_of: tuple[int, npt.NDArray[np.int64]] | None = None
 
+    def of_each_kind(self) -> list[Prompt]:
+        """A few prompts of each data source, for a trial of those that judge them."""
+        return self._source.of_each_kind()
+
     @property
     def batch_size(self) -> int:
         """Prompts per batch."""

@@ -101,6 +101,10 @@ class RecordedOrder(PromptSampler):
         """There is one."""
         return 0
 
+    def of_each_kind(self) -> list[Prompt]:
+        """None: what is replayed was judged."""
+        return []
+
     def first_prompts(self, count: int) -> list[Prompt]:
         """None: there is no engine that could be compared with the trainer."""
         return []

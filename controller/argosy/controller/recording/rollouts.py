@@ -25,6 +25,7 @@ from argosy.controller.recording.fitting import tokenizer_digest
 from argosy.controller.recording.recorder import open_recorder
 from argosy.controller.recording.store import FOLDER, HEAD, Record, RecordedStep, StepEntry
 from argosy.controller.recovery import CheckpointStore
+from argosy.controller.rewards.trial import try_prompts
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.controller.stream_build import build_producer
 from argosy.types.errors import ArgosyError, ConfigError
@@ -171,6 +172,7 @@ class _Rollouts:
             )
             if ctx.services.router is not None:
                 ctx.services.router.check_sources(self._data_sources)
+                await try_prompts(ctx.services.router, self._sampler.of_each_kind())
             rollout = RolloutStage(ctx)
             rollout.version = await own_version(ctx)
             agents = build_agents(ctx, rollout)

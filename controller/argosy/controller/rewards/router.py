@@ -100,6 +100,15 @@ class RewardRouter:
         if problems:
             raise ConfigError("\n".join(problems))
 
+    def named_judges(self, source: str) -> list[ReplicaSet]:
+        """The services that score a data source, of those that name it and may be asked twice."""
+        chosen = choose(self._patterns, source)
+        return [
+            self._services[name].replicas
+            for name in chosen
+            if "*" not in self._known[name].data_sources and not self._known[name].repeat_forbidden
+        ]
+
     def _nobody_knows(self, unknown: Sequence[str]) -> str:
         if len(self._services) == 1:
             (told,) = self._patterns.values()
