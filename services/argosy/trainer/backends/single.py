@@ -44,6 +44,7 @@ class SingleProcessBackend:
         built = build_model(options)
         self._hf_model, self._model, self._compute = built.hf_model, built.packed, built.compute
         self._adapter = built.adapter
+        self._workspace = Workspace()
         if not options.compile_layers:  # a compiler fuses in its own way
             make_lean(self._hf_model, self._model.casts)
             if isinstance(self._model, PackedModel):
@@ -63,10 +64,9 @@ class SingleProcessBackend:
         self._settled = False  # whether the optimizer's state has its place in memory
 
     def _use_library(self) -> None:
-        workspace = Workspace()
-        make_native(self._hf_model, workspace, add_to_gradient=True)
+        make_native(self._hf_model, self._workspace, add_to_gradient=True)
         if isinstance(self._model, PackedModel):
-            self._model.workspace = workspace
+            self._model.workspace = self._workspace
 
     @property
     def parameter_count(self) -> int:
@@ -117,6 +117,7 @@ class SingleProcessBackend:
 
     def offload(self) -> None:
         """Leave the device to others."""
+        self._workspace.release()
         leave_device(self._hf_model, self._movable_optimizer(), self._model.device)
 
     def onload(self) -> None:
