@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,12 @@ def test_the_list_has_every_source(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert {line.split()[0] for line in out.splitlines()[1:]} == set(known_sources())
     assert set(json.loads(run(capsys, "--list", "--json")[1])) == set(known_sources())
+
+
+def test_code_says_what_held_it(capsys: pytest.CaptureFixture[str]) -> None:
+    truth = '{"inputs": ["1"], "outputs": ["1"]}'
+    code, out, _ = run(
+        capsys, "--source", "apps", "--truth-json", truth, "--response", "```python\nprint(input())\n```"
+    )
+    assert code == 0
+    assert re.search(r"^sandbox   isolated; .*control groups", out, re.MULTILINE)

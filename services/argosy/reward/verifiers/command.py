@@ -11,6 +11,7 @@ from typing import Any
 
 from argosy.reward.messages import outcome_to_json
 from argosy.reward.verifiers import PREFIXES, VERIFIERS, algebra, find_verifier, known_sources
+from argosy.reward.verifiers.code import CODE
 from argosy.reward.verifiers.scoring import score
 from argosy.types.errors import InvalidInputError
 from argosy.types.records import Abstained, Outcome, Scored
@@ -65,6 +66,8 @@ def try_one(request: Request, *, as_json: bool) -> int:
     with algebra.isolated():  # with the limit that workers have, for the same verdict
         outcome = score(verifier, response, truth, extra)
     report = {"source": request.source, "verifier": verifier.name, **outcome_to_json(outcome)}
+    if verifier.name == "code" and isinstance(outcome, Scored):
+        report["sandbox"] = CODE.sandbox.describe()
     print(json.dumps(report, ensure_ascii=False) if as_json else _shown(report, outcome))
     return 0 if isinstance(outcome, Scored) else 1
 
@@ -97,6 +100,7 @@ def _shown(report: dict[str, Any], outcome: Outcome) -> str:
     if isinstance(outcome, Scored):
         lines.append(f"score     {outcome.score:g}")
         lines += [f"{name:9} {_value(value)}" for name, value in outcome.parts.items()]
+        lines += [f"sandbox   {report['sandbox']}"] if "sandbox" in report else []
     elif isinstance(outcome, Abstained):
         lines.append(f"abstained {outcome.reason}")
     else:
