@@ -25,9 +25,7 @@ def check_openai(config: Config) -> Iterator[str]:
     if chosen.min_rewarded > n:
         yield f"{_KEY}.min_rewarded: got {chosen.min_rewarded}, more than actor_rollout_ref.rollout.n={n}"
     if chosen.enable and config.argosy.colocated:
-        yield (
-            f"{_KEY}.enable: got true with argosy.colocated=true: servers that sleep can't answer; set one false"
-        )
+        yield f"{_KEY}.enable: got true with argosy.colocated=true: servers that sleep can't answer; set one false"
     if chosen.enable and (config.argosy.replay.path is not None or config.argosy.rollout_only):
         other = "argosy.rollout_only=true" if config.argosy.rollout_only else "argosy.replay.path"
         yield f"{_KEY}.enable: got true with {other}, which trains nothing from new samples; leave one of them out"
