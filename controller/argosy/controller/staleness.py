@@ -52,7 +52,7 @@ def choose(
     `finished` and `unfinished` are deadlines, the former in the order in which the groups were done. For each deadline
     d the steps until d can train (d - step + 1)·B groups. Where as many are open (`spare` more may be left over), this
     step must take its share of them: what is open until d, less what the steps after this one can do. The rest of the
-    step is whatever was done first. docs/adr/0023 shows that this always works out under the gate (`room`).
+    step is whatever was done first. docs/adr/0024 shows that this always works out under the gate (`room`).
 
     >>> choose(step=2, batch_size=1, finished=[4, 3], unfinished=[3])  # two must be trained until 3: one of them now
     [1]

@@ -57,10 +57,18 @@ async def test_deterministic(job: Config, cores: Cores) -> None:
     )
 
 
-def test_max_staleness(job: Config) -> None:
-    """One value: synchronous; anything else is refused."""
-    assert problems(job.with_values({"argosy.max_staleness": 0})) == ""
-    assert "argosy.max_staleness: got 1" in problems(job.with_values({"argosy.max_staleness": 1}))
+async def test_max_staleness(job: Config, monkeypatch: Patch) -> None:
+    """0: samples are asked for when the step before is trained; 2: beside it, and older ones are trained."""
+    steps = {"trainer.total_training_steps": 3}
+    calls = {}
+    for most in (0, 2):
+        changed = job.with_values(
+            {"argosy.max_staleness": most, "trainer.default_local_dir": f"{job.run_folder}-{most}"}
+        )
+        recorded = await run_recorded(changed.with_values(steps), monkeypatch)
+        calls[most] = recorded.metrics("staleness/max")
+    assert calls == {0: [], 2: [0.0, 1.0, 2.0]}
+    assert "argosy.max_staleness: got 65" in problems(job.with_values({"argosy.max_staleness": 65}))
 
 
 async def test_export_hf(job: Config, monkeypatch: Patch) -> None:
