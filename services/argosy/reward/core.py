@@ -6,6 +6,7 @@ It needs neither torch nor grpc, and keeps no event loop, so it may be built in 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,9 +19,12 @@ from argosy.reward.verifiers import find_verifier, known_sources
 from argosy.reward.verifiers.defaults import check_scorer_kwargs, with_defaults
 from argosy.reward.verifiers.penalties import TOKEN_COUNT, wants_tokens
 from argosy.reward.waiting import checked
-from argosy.sandbox.options import SandboxOptions
+from argosy.sandbox.group import sweep
+from argosy.sandbox.options import SandboxError, SandboxOptions
 from argosy.types.ids import SampleId
 from argosy.types.records import Abstained, Failed, Outcome, RewardCapabilities, Scored, ScoreRequest, ScoreResult
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,11 @@ class RewardScorers:
     def shutdown(self) -> None:
         """End the workers, at once. May be called again."""
         self._pool.close()
+        if self._options.custom is None:
+            try:
+                sweep()  # killed workers can't take their sandboxes' groups away
+            except (OSError, SandboxError) as error:
+                _log.warning("control groups of the code sandbox are left behind: %s", error)
 
     async def close(self) -> None:
         """`shutdown` without blocking the event loop."""

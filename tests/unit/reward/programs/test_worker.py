@@ -7,12 +7,14 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
 from argosy.reward.core import RewardOptions, RewardScorers
 from argosy.reward.pool import PoolOptions
+from argosy.sandbox.cgroups import find_places
 from argosy.sandbox.options import SandboxOptions
 from argosy.types.ids import SampleId
 from argosy.types.records import Failed, Scored, ScoreRequest
@@ -79,3 +81,19 @@ async def test_a_worker_that_is_killed_leaves_nothing_and_the_next_one_scores(sc
     result = (await scorers.score([sample(2, ADD)], deadline_s=60))[0].outcome
     assert isinstance(result, Scored)
     assert result.score == 1.0
+
+
+async def test_ended_workers_leave_no_control_groups() -> None:
+    """They are killed, so whoever ends them sweeps."""
+    before = set(groups())
+    scorers = RewardScorers(RewardOptions(PoolOptions(worker_count=1, timeout_s=60)))
+    (result,) = await scorers.score([sample(0, ADD)], deadline_s=60)
+    assert isinstance(result.outcome, Scored)
+    own = set(groups()) - before
+    assert own or not find_places()[0]
+    scorers.shutdown()
+    assert not own & set(groups())
+
+
+def groups() -> list[Path]:
+    return [path for place in find_places()[0] for path in Path(place.folder).glob("argosy-sandbox-*")]
