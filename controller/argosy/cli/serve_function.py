@@ -25,7 +25,10 @@ def serve_function(args: argparse.Namespace) -> int:
     given = [name for name in names if getattr(args, name, None)]
     if args.role != "reward" or given:
         what = f"role {args.role}" if args.role != "reward" else " and ".join(given)
-        raise InvalidInputError(f"--function serves one reward function by itself; {what} doesn't go with it")
+        raise InvalidInputError(
+            f"--function serves one reward function by itself; {what} doesn't go with it, "
+            "only --address HOST:PORT, --workers, --timeout and --allow-remote do"
+        )
     chosen = {"address": args.address, "worker_count": args.workers, "timeout_s": args.timeout}
     options = {name: value for name, value in chosen.items() if value is not None}
     return serve(StandaloneOptions(args.function, allow_remote=args.allow_remote, **options))
