@@ -97,12 +97,13 @@ def performance_metrics(
         if tokens and name in ("gen", "ref", "old_log_prob", "values", "adv", "update_critic", "update_actor"):
             metrics[f"timing_per_token_ms/{name}"] = 1000 * seconds / tokens
     step = timing["step"]
+    generating = timing.get("gen", step)  # samples that stream in are generated all the time
     memory = psutil.virtual_memory()
     metrics |= {
         "perf/total_num_tokens": total,
         "perf/time_per_step": step,
         "perf/throughput": total / step if step else 0.0,
-        "perf/generated_tokens_per_s": generated / timing["gen"] if timing.get("gen") else 0.0,
+        "perf/generated_tokens_per_s": generated / generating if generating else 0.0,
         "perf/cpu_memory_used_gb": (memory.total - memory.available) / 2**30,
     }
     return metrics
