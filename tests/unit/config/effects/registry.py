@@ -455,8 +455,8 @@ TESTS: dict[str, str] = {
     "actor_rollout_ref.rollout.multi_turn.max_user_turns": "test_agents.py::test_max_user_turns",
     "actor_rollout_ref.rollout.multi_turn.max_parallel_calls": "test_agents.py::test_max_parallel_calls",
     "actor_rollout_ref.rollout.multi_turn.max_tool_response_length": "test_agents.py::test_max_tool_response_length",
-    "actor_rollout_ref.rollout.multi_turn.tool_response_truncate_side": "test_agents.py::test_tool_response_truncate_side",
-    "actor_rollout_ref.rollout.multi_turn.tokenization_sanity_check_mode": "test_agents.py::test_tokenization_sanity_check_mode",
+    "actor_rollout_ref.rollout.multi_turn.tool_response_truncate_side": "test_agents.py::test_tool_response_truncate_side",  # noqa: E501
+    "actor_rollout_ref.rollout.multi_turn.tokenization_sanity_check_mode": "test_agents.py::test_tokenization_sanity_check_mode",  # noqa: E501
     "actor_rollout_ref.rollout.agent.default_agent_loop": "test_agents.py::test_default_agent_loop",
     "actor_rollout_ref.rollout.agent.agent_loop_config_path": "test_agents.py::test_agent_loop_config_path",
     "argosy.agents.tool_prompt": "test_agents.py::test_tool_prompt",

@@ -17,12 +17,10 @@ from unit.config.effects.support import problems
 Patch = pytest.MonkeyPatch
 
 
-def changed(job: Config, **values: Any) -> Config:
+def changed(job: Config, values: dict[str, Any]) -> Config:
     name = "-".join(map(str, values.values()))
-    given = {key.replace("__", "."): value for key, value in values.items()}
-    return job.with_values(
-        {"trainer.total_training_steps": 2, "trainer.default_local_dir": f"{job.run_folder}-{name}"} | given
-    )
+    own = {"trainer.total_training_steps": 2, "trainer.default_local_dir": f"{job.run_folder}-{name}"}
+    return job.with_values(own | values)
 
 
 async def test_max_in_flight_groups(job: Config, monkeypatch: Patch) -> None:
@@ -39,7 +37,7 @@ async def test_max_in_flight_groups(job: Config, monkeypatch: Patch) -> None:
     for most in (0, 1):
         under_way.clear()
         await run_recorded(
-            changed(job, argosy__max_staleness=1, argosy__stream__max_in_flight_groups=most), monkeypatch
+            changed(job, {"argosy.max_staleness": 1, "argosy.stream.max_in_flight_groups": most}), monkeypatch
         )
         most_seen.append(max(under_way))
     assert most_seen[0] > 1
@@ -52,7 +50,7 @@ async def test_max_in_flight_groups(job: Config, monkeypatch: Patch) -> None:
 async def test_extra_groups(job: Config, monkeypatch: Patch) -> None:
     for extra in (0, 2):
         recorded = await run_recorded(
-            changed(job, argosy__max_staleness=1, argosy__stream__extra_groups=extra), monkeypatch
+            changed(job, {"argosy.max_staleness": 1, "argosy.stream.extra_groups": extra}), monkeypatch
         )
         assert (sum(recorded.metrics("stream/surplus_groups")) > 0) is (extra > 0)
     shared = job.with_values({"argosy.stream.extra_groups": 1, "argosy.colocated": True})
@@ -62,7 +60,7 @@ async def test_extra_groups(job: Config, monkeypatch: Patch) -> None:
 async def test_extra_samples(job: Config, monkeypatch: Patch) -> None:
     """Three are drawn where two are trained: the third of each group is stopped."""
     for extra in (0, 1):
-        recorded = await run_recorded(changed(job, argosy__stream__extra_samples=extra), monkeypatch)
+        recorded = await run_recorded(changed(job, {"argosy.stream.extra_samples": extra}), monkeypatch)
         assert max(recorded.metrics("stream/stopped_samples"), default=0) >= 8 * extra
         assert (recorded.metrics("stream/stopped_samples") == []) is (extra == 0)
         assert [len(batch) for batch in recorded.batches] == [8, 8]
@@ -84,7 +82,7 @@ async def test_while_generating(job: Config, monkeypatch: Patch) -> None:
     for mode, wanted in (("keep", []), ("finish", []), ("abort", ["pause abort", "resume"] * 3)):
         calls.clear()
         await run_recorded(
-            changed(job, argosy__max_staleness=1, argosy__weight_sync__while_generating=mode), monkeypatch
+            changed(job, {"argosy.max_staleness": 1, "argosy.weight_sync.while_generating": mode}), monkeypatch
         )
         assert calls == wanted
 
