@@ -14,7 +14,7 @@ ENGINES := .venvs/engines
 ENGINES_PIP := $(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints-engines.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev install-engines install-languages language-packages demo test test-bounded lint format types imports stubs docs clean
+.PHONY: help install install-dev install-engines install-languages language-packages demo test test-bounded kills lint format types imports stubs docs clean
 
 help:  ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -93,6 +93,9 @@ test: .venv/.stamp-dev  ## the whole suite but tests marked engine or chaos
 
 test-bounded: .venv/.stamp-dev  ## tests marked chaos or engine, bounded in time
 	$(BIN)/python -m pytest -n 1 --timeout 300 --durations 25 -m 'chaos or engine'
+
+kills: .venv/.stamp-dev  ## kill runs at twenty random points each, and compare them with unbroken ones
+	ARGOSY_KILLS=20 $(BIN)/python -m pytest tests/chaos/test_exact_resume.py
 
 lint: .venv/.stamp-dev  ## ruff, and buf on the protos
 	$(BIN)/ruff format --check .
