@@ -95,7 +95,7 @@ test-bounded: .venv/.stamp-dev  ## tests marked chaos or engine, bounded in time
 	$(BIN)/python -m pytest -n 1 --timeout 300 --durations 25 -m 'chaos or engine'
 
 kills: .venv/.stamp-dev  ## kill runs at twenty random points each, and compare them with unbroken ones
-	ARGOSY_KILLS=20 $(BIN)/python -m pytest tests/chaos/test_exact_resume.py
+	ARGOSY_KILLS=20 $(BIN)/python -m pytest --timeout 3600 tests/chaos/test_exact_resume.py
 
 lint: .venv/.stamp-dev  ## ruff, and buf on the protos
 	$(BIN)/ruff format --check .
