@@ -88,9 +88,7 @@ REFUSED: dict[str, Refused] = {
         "turns are always kept as they were sampled, which is what verl does with false", neutral=(False,)
     ),
     f"{_ROLLOUT}.multi_turn.max_turns": Refused(f"{_OLD}; set multi_turn.max_assistant_turns", neutral=(None,)),
-    f"{_ROLLOUT}.multi_turn.completion_callback": Refused(
-        f"{_OLD}; set agent.agent_loop_config_path", neutral=(None,)
-    ),
+    f"{_ROLLOUT}.multi_turn.completion_callback": Refused(f"{_OLD}; set agent.agent_loop_config_path", neutral=(None,)),
     f"{_ROLLOUT}.multi_turn.num_repeat_rollouts": Refused("repeated rollouts are not there", neutral=(None,)),
     f"{_ROLLOUT}.multi_turn.*": Refused("agent loops have no such setting here", neutral=(None,)),
     f"{_ROLLOUT}.agent.custom_async_server.*": Refused(
