@@ -233,7 +233,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3, help="that count")
     parser.add_argument("--warmup", type=int, default=1, help="steps before those")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--argosy-tokens", type=int, default=2048, help="token budget of a micro-batch")
+    parser.add_argument("--argosy-tokens", type=int, default=4608, help="token budget of a micro-batch")
     parser.add_argument(
         "--argosy-checkpointing",
         action=argparse.BooleanOptionalAction,
