@@ -53,6 +53,28 @@ def test_d14_validation_in_between_does_not_move_training(toy_job: ToyJob, finis
     assert {row["step"] for row in validated} == {0, 1, 2, 3, 4}
 
 
+def test_d14_validation_beside_training_does_not_move_it(toy_job: ToyJob) -> None:
+    """Completions, weights and what the held-out prompts give are the same, bit for bit, wherever validation runs."""
+    made = []
+    for overlap in ("false", "true"):
+        folder = toy_job.folder / f"overlap-{overlap}"
+        code = train(
+            toy_job, folder.name, "trainer.total_training_steps=3", "trainer.test_freq=1",
+            f"argosy.validation_overlap={overlap}", f"trainer.rollout_data_dir={folder}/rollouts",
+            f"trainer.validation_data_dir={folder}/validations",
+        )  # fmt: skip
+        assert code == 0
+        files = [
+            *sorted(folder.glob("rollouts/*")),
+            *sorted(folder.glob("validations/*")),
+            *folder.glob("hf/*.safetensors"),
+        ]
+        made.append({str(path.relative_to(folder)): path.read_bytes() for path in files})
+    assert len(made[0]) == 3 + 4 + 1
+    assert made[0] == made[1]
+    assert toy_job.trained("overlap-true") == toy_job.trained("overlap-false")
+
+
 def test_h5_auto_goes_on_and_says_so(toy_job: ToyJob, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copied(toy_job, finished, "more")
     assert train(toy_job, "more", "trainer.total_training_steps=6") == 0

@@ -29,7 +29,7 @@ from argosy.controller.openai.endpoint import open_endpoint
 from argosy.controller.producing import NoMoreSteps, Produced, StepProducer, StepRecord
 from argosy.controller.recording.recorder import NoRecorder, StepSink
 from argosy.controller.recording.store import RecordedStep
-from argosy.controller.recovery import IN_FLIGHT, CheckpointStore
+from argosy.controller.recovery import IN_FLIGHT, PENDING_VALIDATION, CheckpointStore
 from argosy.controller.stages.advantage import (
     add_advantages,
     add_baselines,
@@ -38,6 +38,7 @@ from argosy.controller.stages.advantage import (
     subtract_kl,
 )
 from argosy.controller.stages.correction import correct_rollout, take_rollout_log_probs
+from argosy.controller.stages.held_out import HeldOutPasses
 from argosy.controller.stages.parity import PROMPT_COUNT, ParityGate
 from argosy.controller.stages.reference import add_log_probs
 from argosy.controller.stages.rollout import RolloutStage
@@ -45,7 +46,7 @@ from argosy.controller.stages.save import CheckpointSaves
 from argosy.controller.stages.shaping import shape_rewards
 from argosy.controller.stages.sync import publish_and_sync
 from argosy.controller.stages.update import update_policy
-from argosy.controller.stages.validation import ValidationResult, validate
+from argosy.controller.stages.validation import ValidationResult
 from argosy.controller.stages.values import compute_values, update_critic
 from argosy.controller.stream_build import build_producer
 from argosy.controller.timing import timed
@@ -113,7 +114,6 @@ class Controller:
         self.ctx = ctx
         self.state = LoopState(sampler_state=sampler.state())
         self.kl = _kl_controller(ctx)
-        self._held_out = held_out
         self._total_steps = total_steps
         self._first_step = 0
         self._noted = True
@@ -132,8 +132,8 @@ class Controller:
         self._parity = ParityGate(ctx, self._rollout, sampler.first_prompts(PROMPT_COUNT))
         self._producer = producer or build_producer(ctx, sampler, self._rollout, self._stage, total_steps)
         self._recorder = recorder or NoRecorder()
-        self.first_validation: ValidationResult | None = None
-        self.last_validation: ValidationResult | None = None
+        self.held_out = HeldOutPasses(ctx, self._rollout, held_out, self._validated)
+        """Validation passes; a run that goes on is told here which one is to be repeated."""
 
     async def run(self) -> None:
         """From wherever `state` is to the last step. Raises the first cause if anything fails."""
@@ -149,7 +149,9 @@ class Controller:
             await self._rollout.check_sleep()
             await self._sync()
             await self._settle_parity()
-            if self._held_out and (trainer.val_before_train or trainer.val_only):
+            wanted = trainer.val_before_train or trainer.val_only or self.held_out.pending is not None
+            validates = bool(self.held_out.prompts) and wanted
+            if validates and not self.held_out.overlaps:
                 await self._validate()
         if trainer.val_only:
             return
@@ -157,8 +159,10 @@ class Controller:
         try:
             endpoint = open_endpoint(self.ctx, self._rollout, self._producer)
             async with self._saves, endpoint, asyncio.TaskGroup() as tasks:
+                if validates and self.held_out.overlaps:
+                    self.held_out.begin(self.state.step, tasks)
                 producing = tasks.create_task(self._producer.run(), name="produce")
-                training = tasks.create_task(self._train(), name="train")
+                training = tasks.create_task(self._train(tasks), name="train")
                 training.add_done_callback(lambda _: producing.cancel())
         except BaseExceptionGroup as group:
             raise first_cause(group) from None
@@ -167,7 +171,7 @@ class Controller:
 
     # -- training ----------------------------------------------------------------------------------------------------
 
-    async def _train(self) -> None:
+    async def _train(self, tasks: asyncio.TaskGroup) -> None:
         while self.state.step < self._total_steps:
             produced = await self._control.unless_interrupted(self._producer.produce(self.state.step + 1))
             if produced is None:  # whatever is under way is generated again; the steps before it are kept
@@ -176,8 +180,9 @@ class Controller:
             if isinstance(produced, NoMoreSteps):
                 await self._run_out(produced)
                 return
+            self.held_out.produced()
             await self._rollout.sleep(self.state.step + 1)
-            await self._train_step(produced)
+            await self._train_step(produced, tasks)
             self._saves.raise_failure()
             if self.state.step == self._total_steps:
                 return
@@ -186,7 +191,7 @@ class Controller:
                 await self._finish_early()
                 return
 
-    async def _train_step(self, produced: Produced) -> None:
+    async def _train_step(self, produced: Produced, tasks: asyncio.TaskGroup) -> None:
         record, step, timing = produced.record, produced.record.step, produced.timing
         with span("step", parent=produced.trace, step=step):
             metrics = dict(produced.metrics)
@@ -196,10 +201,13 @@ class Controller:
             metrics |= more
             metrics |= await self._update(batch, step, timing)
             self._account(batch, record, step)
+            if self.held_out.under_way:  # of the weights that are on the servers until now
+                with timed(timing, "testing"):
+                    await self._settle_validation(step)
             self.state.step = step
             with timed(timing, "update_weights"):
                 await self._sync()
-            validates = bool(self._held_out) and self._due(self.ctx.config.trainer.test_freq)
+            validates = bool(self.held_out.prompts) and self._due(self.ctx.config.trainer.test_freq)
             if validates or step == self._total_steps or not self._parity.may_overlap:
                 with timed(timing, "parity"):
                     metrics |= await self._settle_parity()
@@ -208,7 +216,9 @@ class Controller:
             await self._recorder.add(kept)
             self.state.counters = dict(self.ctx.counters)
             self._control.unsaved_steps += 1
-            if validates:
+            if validates and self.held_out.overlaps and step < self._total_steps:
+                self.held_out.begin(step, tasks)
+            elif validates:
                 with timed(timing, "testing"):
                     await self._validate()
             self.state.metrics = self._step_metrics(batch, metrics, produced)
@@ -341,11 +351,16 @@ class Controller:
 
     async def _validate(self) -> None:
         self._stage(self.state.step, "testing")
-        with span("stage.validate", step=self.state.step):
-            result = await validate(self.ctx, self._rollout, self._held_out, self.state.step)
-        self.first_validation = self.first_validation or result
-        self.last_validation = result
-        self._observer.validated(self.state.step, result, self._held_out)
+        await self.held_out.run(self.state.step)
+
+    async def _settle_validation(self, step: int) -> None:
+        """Wait, in `step`, for the pass that runs beside training, if one does."""
+        if self.held_out.under_way:
+            self._stage(step, "testing")
+            await self.held_out.settle()
+
+    def _validated(self, result: ValidationResult) -> None:
+        self._observer.validated(result.step, result, self.held_out.prompts)
 
     @property
     def interrupted(self) -> bool:
@@ -387,12 +402,16 @@ class Controller:
             "kl_coef": self.kl.coef,
             "counters": dict(self.state.counters),
             "metrics": dict(self.state.metrics),
+            PENDING_VALIDATION: self.held_out.pending,
             IN_FLIGHT: {"stream": dict(self.state.stream), "entries": list(self.state.entries)},
         }
 
     async def _finish_early(self) -> None:
         """A stop was asked for: keep the work."""
         log.info("stopping after step %d as asked", self.state.step)
+        if self.interrupted:  # there is little time: a checkpoint says that the pass is to be repeated
+            self.held_out.cancel()
+        await self._settle_validation(self.state.step)
         if self.state.step > self._first_step and not self._due(self.ctx.config.trainer.save_freq):
             await self.save()
 
@@ -400,9 +419,10 @@ class Controller:
         """There will be no further step: validate and save what is not yet, then end, or raise the error behind it."""
         if end.error is None:
             log.warning("the run ends after step %d of at most %d: %s", self.state.step, self._total_steps, end.reason)
+        await self._settle_validation(self.state.step)
         if self.state.step > self._first_step:
             frequency = self.ctx.config.trainer.test_freq
-            if self._held_out and frequency > 0 and not self._due(frequency):
+            if self.held_out.prompts and frequency > 0 and not self._due(frequency):
                 await self._validate()
             if not self._due(self.ctx.config.trainer.save_freq):
                 await self.save()

@@ -17,13 +17,14 @@ from argosy.controller.control import RunControl
 from argosy.controller.ledger import OPEN_STATES, Entry, Ledger, LedgerCut, rewind
 from argosy.controller.ledger.lives import begin_life, next_lineage, read_lives
 from argosy.controller.loggers import build_loggers
+from argosy.controller.loggers.jsonl import was_validated
 from argosy.controller.loop import Controller
 from argosy.controller.observer import RunObserver
 from argosy.controller.placement import Placement, open_placement
 from argosy.controller.prepare import PreparedRun
 from argosy.controller.recording.recorder import recorder_of
 from argosy.controller.recording.replay import ReplayProducer
-from argosy.controller.recovery import Checkpoint
+from argosy.controller.recovery import PENDING_VALIDATION, Checkpoint
 from argosy.controller.report import RunReport, compare, held_out, write_report
 from argosy.controller.rewards.trial import try_prompts
 from argosy.controller.serving import serve_control
@@ -72,7 +73,7 @@ class Run:
     def _report(
         self, controller: Controller, observer: RunObserver, exported: str | None, duration_s: float
     ) -> RunReport:
-        change, half_width = compare(controller.first_validation, controller.last_validation)
+        change, half_width = compare(controller.held_out.first, controller.held_out.last)
         version = controller.state.version
         return RunReport(
             run_id=self.prepared.run_id,
@@ -82,8 +83,8 @@ class Run:
             duration_s=duration_s,
             checkpoint=None if observer.last_checkpoint is None else str(observer.last_checkpoint),
             exported_model=exported,
-            before=held_out(controller.first_validation),
-            after=held_out(controller.last_validation) if change is not None else None,
+            before=held_out(controller.held_out.first),
+            after=held_out(controller.held_out.last) if change is not None else None,
             change=change,
             change_half_width=half_width,
         )
@@ -162,6 +163,9 @@ class Run:
         controller.state.cut = cut
         controller.state.counters = dict(ctx.counters)
         controller.state.sampler_state = saved["sampler"]
+        unfinished = self.prepared.continues and saved.get(PENDING_VALIDATION) == checkpoint.step
+        if unfinished and not was_validated(self._run_dir, checkpoint.step):
+            controller.held_out.pending = checkpoint.step
         controller.restore_rewards(saved.get("rewards", {}))
         if in_flight["stream"]:
             controller.restore_stream(in_flight["stream"])

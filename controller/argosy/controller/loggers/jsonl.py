@@ -82,6 +82,11 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+def was_validated(run_dir: Path, step: int) -> bool:
+    """Whether a run's file has the validation of a step."""
+    return any(row["step"] == step and _TRAINED not in row for row in _rows(run_dir / FILE))
+
+
 def read_metrics(path: Path, up_to_step: int | None = None) -> list[dict[str, Any]]:
     """Rows of a metrics file by step; where a step was logged again after a resume, the newest row wins."""
     rows: dict[tuple[int, bool], dict[str, Any]] = {}

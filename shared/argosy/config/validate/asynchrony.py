@@ -26,6 +26,11 @@ def check_asynchrony(config: Config) -> Iterator[str]:
         )
     if argosy.max_staleness and config.trainer.val_only:
         yield f"{_STALENESS}: got {argosy.max_staleness} with trainer.val_only=true, which trains nothing; wants 0"
+    if argosy.validation_overlap and argosy.colocated:
+        yield (
+            "argosy.validation_overlap: got true with argosy.colocated=true: trainer and rollout servers take turns on "
+            "their devices, so nothing is answered beside the trainer; wants false"
+        )
     if stream.extra_samples and "baseline" in estimator_needs(config.algorithm.adv_estimator):
         yield (
             f"{_STREAM}.extra_samples: got {stream.extra_samples} with algorithm.adv_estimator="

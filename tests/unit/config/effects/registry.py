@@ -257,6 +257,7 @@ TESTS: dict[str, str] = {
     "argosy.record.path": "test_recording.py::test_path",
     "argosy.record.max_gb": "test_recording.py::test_max_gb",
     "argosy.replay.path": "test_recording.py::test_replay_path",
+    "argosy.validation_overlap": "test_async.py::test_validation_overlap",
     "argosy.rollout_only": "test_recording.py::test_rollout_only",
     "argosy.max_staleness": "test_argosy.py::test_max_staleness",
     "argosy.stream.max_in_flight_groups": "test_async.py::test_max_in_flight_groups",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from argosy.config import Config, load
 from argosy.controller.groups import Ticket
 from argosy.controller.stream import GroupStream
-from argosy.types.records import Mutation
+from argosy.types.records import Completion, GenerateRequest, Mutation
 from unit.config.effects import recorded as harness
 from unit.config.effects.recorded import run_recorded
 from unit.config.effects.support import problems
@@ -85,6 +87,26 @@ async def test_while_generating(job: Config, monkeypatch: Patch) -> None:
             changed(job, {"argosy.max_staleness": 1, "argosy.weight_sync.while_generating": mode}), monkeypatch
         )
         assert calls == wanted
+
+
+async def test_validation_overlap(job: Config, monkeypatch: Patch) -> None:
+    """The first step is generated before the held-out prompts are answered, or after."""
+    real, ended = harness._Rollout.generate, list[str]()
+
+    async def generate(self: Any, requests: Sequence[GenerateRequest], **settings: Any) -> AsyncIterator[Completion]:
+        purpose = requests[0].purpose
+        await asyncio.sleep(0.05 * (purpose == "val"))
+        async for completion in real(self, requests, **settings):
+            yield completion
+        ended.append(purpose)
+
+    monkeypatch.setattr(harness._Rollout, "generate", generate)
+    for overlap, wanted in ((False, "val"), (True, "train")):
+        ended.clear()
+        await run_recorded(changed(job, {"argosy.validation_overlap": overlap}), monkeypatch)
+        assert ended[0] == wanted
+    shared = job.with_values({"argosy.validation_overlap": True, "argosy.colocated": True})
+    assert "argosy.validation_overlap: got true with argosy.colocated=true" in problems(shared)
 
 
 @pytest.mark.parametrize(("words", "wanted"), [
