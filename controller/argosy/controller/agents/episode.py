@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from argosy.controller.agents.template import TurnTemplate
+from argosy.controller.plain import cleaned
 from argosy.text.tokenizer import Message
 from argosy.types.errors import ArgosyError, CorruptDataError, StateError
 from argosy.types.records import (
@@ -131,6 +132,7 @@ class Episode:
             raise StateError("the policy speaks first: what comes before its first turn belongs into the data's prompt")
         if self.ended:
             return False
+        messages = [cleaned(message) for message in messages]  # a tool may read half a character from somewhere
         ids = self._template.following(messages, closed=self._closed)
         if len(ids) >= self.room:
             self._full = True
@@ -179,7 +181,7 @@ class Episode:
             response_mask=tuple(self._mask) if several else (),
             turn_count=self.turn_count,
             turn_rewards=tuple(self._rewards),
-            messages=tuple(self.messages) if several else (),
+            messages=tuple(cleaned(self.messages)) if several else (),  # loops may write to the list themselves
             metrics=figures,
             outcome=self.outcome,
         )

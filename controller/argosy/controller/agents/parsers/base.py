@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from argosy.controller.plain import cleaned, refusal
+
 Schema = Mapping[str, Any]
 """A tool in OpenAI's form: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
@@ -86,6 +88,8 @@ def call_of(value: Any, name_key: str = "name", argument_keys: Sequence[str] = (
     name = value.get(name_key)
     if not isinstance(name, str) or not name:
         return f"the call has no {name_key!r}"
+    if refusal(name):
+        return f"the call's name can't be read: {refusal(name)}"
     arguments: Any = next((value[key] for key in argument_keys if key in value), {})
     if isinstance(arguments, str):  # OpenAI's form has JSON text here
         try:
@@ -96,7 +100,19 @@ def call_of(value: Any, name_key: str = "name", argument_keys: Sequence[str] = (
         arguments = {}
     if not isinstance(arguments, Mapping):
         return f"the arguments of {name} are no JSON object"
-    return ToolCall(name, dict(arguments))
+    return checked(name, arguments)
+
+
+def checked(name: str, arguments: Mapping[str, Any]) -> ToolCall | str:
+    """The call, or the problem where its arguments are more than JSON (Python's JSON reads NaN and half characters):
+    they become messages, which checkpoints, records and reward services must carry.
+
+    >>> checked("add", {"a": float("nan")})
+    "the arguments of add can't be read: nan is no JSON number"
+    """
+    if problem := refusal(arguments):
+        return f"the arguments of {name} can't be read: {problem}"
+    return ToolCall(name, cleaned(arguments))
 
 
 def collect(content: str, found: Sequence[Any]) -> Parsed:

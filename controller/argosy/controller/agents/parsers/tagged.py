@@ -8,14 +8,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from argosy.controller.agents.parsers.base import MAX_CALL_CHARACTERS, Parsed, Schema, ToolCall, collect, read_call
+from argosy.controller.agents.parsers.base import (
+    MAX_CALL_CHARACTERS,
+    Parsed,
+    Schema,
+    ToolCall,
+    checked,
+    collect,
+    read_call,
+)
+from argosy.controller.plain import refusal
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_FUNCTION = re.compile(r"\A\s*<function=([^<>\s]+)\s*>(.*?)(?:</function>)?\s*\Z", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^<>\s]+)\s*>\n?(.*?)(?:\n?</parameter>|(?=\s*<parameter=)|\s*\Z)", re.DOTALL)
+# Both match in a time that grows with the text as such: no two parts that may share characters. The rest is str.find,
+# since this runs on the event loop, and policies that collapse write blanks without end.
+_FUNCTION = re.compile(r"<function=([^<>\s]+)\s*>")
+_PARAMETER = re.compile(r"<parameter=([^<>\s]+)\s*>\n?")
+_END_FUNCTION, _NEXT, _END = "</function>", "<parameter=", "</parameter>"
 
 
 def split_tags(text: str, opening: str = OPEN, closing: str = CLOSE) -> tuple[str, list[str | None]]:
@@ -64,15 +76,32 @@ def _read_xml(body: str, schemas: Mapping[str, Any]) -> ToolCall | str | Any:
         return f"the call has {len(body)} characters, at most {MAX_CALL_CHARACTERS} are read"
     if body.lstrip().startswith("{"):
         return read_call(body.strip())
+    body = body.strip()
     match = _FUNCTION.match(body)
     if match is None:
         return "the call has no <function=NAME> … </function>"
-    name, inner = match.groups()
+    name, inner = match[1], body[match.end() :].removesuffix(_END_FUNCTION)
     properties = schemas.get(name, {}).get("properties") or {}
     arguments = {
-        key: _value(text, properties.get(key) or {}) for key, text in _PARAMETER.findall(inner)
+        key: _value(text, properties.get(key) or {}) for key, text in _parameters(inner)
     }  # of a parameter given twice the last one counts, as in JSON
-    return ToolCall(name, arguments)
+    return checked(name, arguments)
+
+
+def _parameters(inner: str) -> Iterator[tuple[str, str]]:
+    """Names and texts. A text ends at its closing tag, or, where that is missing, at the next parameter or the end."""
+    place, end = 0, 0
+    while (match := _PARAMETER.search(inner, place)) is not None:
+        start = match.end()
+        if 0 <= end < start:  # one that lies ahead still holds, and none stays none
+            end = inner.find(_END, start)
+        following = inner.find(_NEXT, start)
+        if end >= 0 and not 0 <= following < end:
+            yield match[1], inner[start:end].removesuffix("\n")
+            place = end + len(_END)
+        else:
+            place = following if following >= 0 else len(inner)
+            yield match[1], inner[start:place].rstrip()
 
 
 def _value(text: str, schema: Mapping[str, Any]) -> Any:
@@ -80,6 +109,7 @@ def _value(text: str, schema: Mapping[str, Any]) -> Any:
     if schema.get("type") == "string":
         return text
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return text
+    return text if refusal(value) else value

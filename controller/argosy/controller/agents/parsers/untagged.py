@@ -13,11 +13,19 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from argosy.controller.agents.parsers.base import MAX_CALL_CHARACTERS, Parsed, Schema, ToolCall, call_of, collect
+from argosy.controller.agents.parsers.base import (
+    MAX_CALL_CHARACTERS,
+    Parsed,
+    Schema,
+    ToolCall,
+    call_of,
+    checked,
+    collect,
+)
 
 _TAG = "<|python_tag|>"
 _SPECIAL = re.compile(r"<\|[a-zA-Z0-9_]+\|>")
-_FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
+_FENCE = "```"
 _CALLS_PYTHON = re.compile(r"\A\[\s*[A-Za-z_][\w.]*\s*\(")
 _DECODER = json.JSONDecoder()
 
@@ -28,9 +36,7 @@ class PlainJson:
     def parse(self, text: str, tools: Sequence[Schema]) -> Parsed:
         """See ToolParser."""
         text = _SPECIAL.sub("", text).strip()
-        fenced = _FENCE.search(text)
-        body = fenced.group(1).strip() if fenced else text
-        before = text[: fenced.start()] if fenced else ""
+        before, body = _fenced(text) or ("", text)
         if not body.startswith(("{", "[")):
             return Parsed(text)
         return _read_values(body, before, text)
@@ -67,6 +73,24 @@ class Pythonic:
         return collect("", [_python_call(node) for node in tree.elts])
 
 
+def _fenced(text: str) -> tuple[str, str] | None:
+    """What stands before the first plain or JSON block between fences, and what is in it. In linear time: each fence
+    is looked at once, and blocks in other languages are left out whole."""
+    start = text.find(_FENCE)
+    while start >= 0:
+        inside = start + len(_FENCE)
+        inside += len("json") if text.startswith("json", inside) else 0
+        end = text.find(_FENCE, inside)
+        if end < 0:
+            return None
+        block = text[inside:end]
+        body = block.lstrip()
+        if "\n" in block[: len(block) - len(body)]:
+            return text[:start], body.rstrip()
+        start = text.find(_FENCE, end + len(_FENCE))
+    return None
+
+
 def _read_values(body: str, before: str, whole: str) -> Parsed:
     """JSON values one after another, parted by spaces or semicolons; each is a call or a list of calls."""
     if len(body) > MAX_CALL_CHARACTERS:
@@ -91,10 +115,21 @@ def _read_values(body: str, before: str, whole: str) -> Parsed:
 def _python_call(node: ast.expr) -> ToolCall | str:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
         return "the list holds something that is no call"
-    name = ast.unparse(node.func)
+    name = _name(node.func)
+    if not name:
+        return "the list holds a call of something that is no name"
     if node.args or any(keyword.arg is None for keyword in node.keywords):
         return f"the arguments of {name} must be given by name"
     try:
-        return ToolCall(name, {str(word.arg): ast.literal_eval(word.value) for word in node.keywords})
+        return checked(name, {str(word.arg): ast.literal_eval(word.value) for word in node.keywords})
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return f"an argument of {name} is no literal value"
+
+
+def _name(node: ast.expr) -> str:
+    """A name with dots, however many; empty where it is something else."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
