@@ -18,11 +18,11 @@ def write_dump(
     outcomes: Mapping[SampleId, Outcome],
     limit: int | None = None,
 ) -> Path:
-    """Write one line per sample, in sample order; at most `limit` of them."""
+    """Write one line per sample, in sample order; at most `limit` of them. What UTF-8 lacks is escaped."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{step}.jsonl"
     by_group = {prompt.group: prompt for prompt in prompts}
-    with path.open("w", encoding="utf-8") as file:
+    with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
         for sample in sorted(completions)[:limit]:
             prompt, completion, outcome = by_group[sample.group], completions[sample], outcomes.get(sample)
             row: dict[str, object] = {

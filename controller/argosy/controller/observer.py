@@ -79,6 +79,6 @@ class RunObserver:
             return
         try:
             write_dump(folder, step, prompts, made.completions, made.outcomes, limit)
-        except OSError as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:  # a disk, or free-form values of graders
             self._dumps_work = False
             log.warning("generations can't be written to %s and are now off: %s", folder, error)
