@@ -55,12 +55,12 @@ class HeldOutPasses:
     def begin(self, step: int, tasks: asyncio.TaskGroup) -> None:
         """Start a pass over the weights of `step` in `tasks`, which its failure ends. None is under way.
 
-        With argosy.deterministic it waits until the servers have nothing else to do (`produced`): which samples share a
-        batch must not depend on it.
+        Where whole steps are generated (no stream) it waits until the servers have nothing else to do (`produced`): the
+        trainer waits for the step's samples, and which of them share a batch must not depend on validation.
         """
         self.pending = step
         self._idle.clear()
-        if not self._ctx.config.argosy.deterministic:
+        if self._ctx.config.argosy.streams:
             self._idle.set()
         self._running = tasks.create_task(self._when_idle(step), name="validate")
 

@@ -11,8 +11,6 @@ from argosy.types.records import GenerateRequest, Prompt, SamplingParams
 
 PRIORITIES = {"train": 0, "val": 1}
 """By purpose. Validation goes before training samples that wait: the loop stands still for it, and it is short."""
-BESIDE_TRAINING = -1
-"""The priority of a validation for which no step waits: it takes the slots that training's samples leave."""
 
 
 def training_params(config: Config) -> SamplingParams:
@@ -53,26 +51,18 @@ def validation_params(config: Config) -> SamplingParams:
 
 
 def make_requests(
-    prompts: Sequence[Prompt],
-    n: int,
-    params: SamplingParams,
-    purpose: str,
-    max_model_len: int | None = None,
-    *,
-    priority: int | None = None,
+    prompts: Sequence[Prompt], n: int, params: SamplingParams, purpose: str, max_model_len: int | None = None
 ) -> list[GenerateRequest]:
-    """n requests per prompt, in sample-id order; max_tokens is cut to what the context leaves.
-
-    `priority`: Of them all; None: the purpose's.
-    """
-    chosen = PRIORITIES.get(purpose, 0) if priority is None else priority
+    """n requests per prompt, in sample-id order; max_tokens is cut to what the context leaves."""
     requests = []
     for prompt in prompts:
         room = params.max_tokens if max_model_len is None else max_model_len - len(prompt.token_ids)
         limited = params if room >= params.max_tokens else replace(params, max_tokens=max(room, 1))
         for k in range(n):
             sample = SampleId(prompt.group.data_epoch, prompt.group.position, k)
-            requests.append(GenerateRequest(sample, prompt.token_ids, limited, purpose, priority=chosen))
+            requests.append(
+                GenerateRequest(sample, prompt.token_ids, limited, purpose, priority=PRIORITIES.get(purpose, 0))
+            )
     return sorted(requests, key=lambda request: request.sample_id)
 
 

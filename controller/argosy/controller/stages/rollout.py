@@ -102,9 +102,7 @@ class RolloutStage(RolloutFleet):
         failure: Exception | None = None
         done = self._capacities.begin(member, share)
         try:
-            # What goes behind a whole step's samples may wait for as long as those may take, beside its own time.
-            deadline_s = ctx.deadline_s * (2 if share[0].priority < 0 else 1)
-            async for completion in ctx.services.rollouts[member].generate(share, deadline_s=deadline_s):
+            async for completion in ctx.services.rollouts[member].generate(share, deadline_s=ctx.deadline_s):
                 request = waiting[completion.sample_id]
                 done.take(completion, request.key)
                 if completion.finish_reason in (FinishReason.FAILED, FinishReason.ABORTED):

@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from argosy.config import Config
 from argosy.controller.context import RunContext
 from argosy.controller.rewards.failures import FailureWindow, check_failures
-from argosy.controller.stages.prompt import BESIDE_TRAINING, make_requests, validation_params
+from argosy.controller.stages.prompt import make_requests, validation_params
 from argosy.controller.stages.reward import RewardStage
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.controller.validation_metrics import ValidationSample, validation_metrics
@@ -45,9 +44,7 @@ async def validate(ctx: RunContext, rollout: RolloutStage, prompts: Sequence[Pro
     failing = FailureWindow(limits.max_error_rate, limits.error_window)
     for start in range(0, len(prompts), batch_size):
         part = prompts[start : start + batch_size]
-        requests = make_requests(
-            part, n, validation_params(ctx.config), "val", chosen.max_model_len, priority=_priority(ctx.config)
-        )
+        requests = make_requests(part, n, validation_params(ctx.config), "val", chosen.max_model_len)
         async with asyncio.TaskGroup() as tasks:
             rewards = RewardStage(ctx, part, n, tasks, reward)
 
@@ -67,12 +64,6 @@ async def validate(ctx: RunContext, rollout: RolloutStage, prompts: Sequence[Pro
     if router is not None:
         metrics |= {f"val-aux/{name}": value for name, value in router.drain_validation().items()}
     return ValidationResult(step, metrics, _per_prompt(judged), completions, outcomes)
-
-
-def _priority(config: Config) -> int | None:
-    """Below training's where a pass runs beside the generation of a whole step, which the trainer waits for. Samples
-    that stream in would keep it waiting until the gate closes, and the next sync with it."""
-    return BESIDE_TRAINING if config.argosy.validation_overlap and not config.argosy.streams else None
 
 
 def _ids(prompt: Prompt) -> tuple[int, int]:

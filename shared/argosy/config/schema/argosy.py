@@ -233,9 +233,9 @@ class ArgosyConfig:
     stream: StreamConfig = field(default_factory=StreamConfig)
     """How many groups are under way in asynchronous training, and over-sampling."""
     validation_overlap: bool = False
-    """Validate beside the step after, in place of between the two: the servers answer held-out prompts with what
-    training's samples leave of them, and the next weights wait until all are answered. With argosy.deterministic that
-    begins when the step's samples are there. It never changes what is trained."""
+    """Validate beside the step after, in place of between the two: with argosy.max_staleness=0 while the servers would
+    stand still for the trainer, else at once. The next weights wait until all held-out prompts are answered. It never
+    changes what a synchronous run trains."""
     rollout_only: bool = False
     """Generate, score and record with the model's own weights, and train nothing: what `argosy rollout` does."""
     export_hf: bool = True
