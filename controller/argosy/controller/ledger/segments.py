@@ -132,21 +132,26 @@ def rewind(folder: Path, cut: LedgerCut, lineage: str) -> int:
 
 
 def _bring_back(folder: Path, cut: LedgerCut, lineage: str) -> None:
-    """Make the chain that ends with the cut the one in `folder`."""
+    """Make the chain that ends with the cut the one in `folder`. Oldest first: whoever is killed in the middle has not
+    written the cut's own segment yet, and so begins again at the next start."""
+    lacking: list[tuple[int, Path]] = []
     step, wanted = cut.step, cut.sha256
     while wanted:
         present = segment_path(folder, step).exists()
         if present and load_segment(folder, step).sha256 == wanted:
-            return
+            break
         found = _find_abandoned(folder, step, wanted)
         if found is None:
             path = segment_path(folder, step)
             what = "is not the one that the checkpoint recorded" if present else "is missing"
             raise CorruptDataError(f"ledger segment {path} {what}")
-        if present:
+        lacking.append((step, found))
+        step, wanted = step - 1, load_segment(found, step).previous
+    for step, found in reversed(lacking):
+        content = segment_path(found, step).read_bytes()
+        if segment_path(folder, step).exists():
             _set_aside(folder, step, lineage)
-        write_atomically(segment_path(folder, step), segment_path(found, step).read_bytes())
-        step, wanted = step - 1, load_segment(folder, step).previous
+        write_atomically(segment_path(folder, step), content)
 
 
 def _find_abandoned(folder: Path, step: int, digest: str) -> Path | None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from argosy.controller.ledger import Ledger, LedgerCut, load_segment, rewind, segment_path
+from argosy.controller.files import write_atomically
+from argosy.controller.ledger import Ledger, LedgerCut, load_segment, rewind, segment_path, segments
 from argosy.controller.ledger.check import check_ledger
 from argosy.types.ids import PolicyVersion, SampleId
 from argosy.types.records import Completion, FinishReason, Scored, ScoreResult, VersionRun
@@ -165,3 +166,24 @@ def test_abandoned_steps_come_back_with_their_checkpoint(run_dir: Path) -> None:
     result = check_ledger(run_dir)
     assert (result.faults, result.segment_count) == ([], 5)
     assert load_segment(folder, 5).sha256 == newest["sha256"]
+
+
+def test_a_start_that_was_killed_while_steps_came_back_begins_again(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run_dir / "ledger"
+    newest = LedgerCut(5, json.loads((run_dir / "global_step_5" / "controller.json").read_text())["ledger"]["sha256"])
+    rewind(folder, LedgerCut(2, load_segment(folder, 2).sha256), "l0")
+
+    def write_and_die(path: Path, content: bytes) -> None:
+        write_atomically(path, content)
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        with monkeypatch.context() as killed:
+            killed.setattr(segments, "write_atomically", write_and_die)
+            with pytest.raises(KeyboardInterrupt):
+                rewind(folder, newest, "l1")
+    rewind(folder, newest, "l1")
+    result = check_ledger(run_dir)
+    assert (result.faults, result.segment_count) == ([], 5)
