@@ -26,6 +26,8 @@ class Sampling:
         self._context_len = (
             config.actor_rollout_ref.rollout.max_model_len or data.max_prompt_length + data.max_response_length
         )
+        # The trainer's micro-batches are checked to hold a prompt and a response of the data's lengths, and no more.
+        self._trained_len = min(self._context_len, data.max_prompt_length + data.max_response_length)
 
     def stops(self, call: ChatCall) -> tuple[str, ...]:
         """Stop texts of the run and of the call."""
@@ -51,13 +53,14 @@ class Sampling:
 
     def limited(self, params: SamplingParams, call: ChatCall, branch: Branch, *, trained: bool) -> SamplingParams:
         """With max_tokens of all that follows the root. Raises ApiError where there is no room for a token."""
-        used, limit = len(branch.mask), self._context_len - len(branch.prompt_ids)
+        context = self._trained_len if trained else self._context_len
+        used, limit = len(branch.mask), context - len(branch.prompt_ids)
         room = (min(limit, self._response_len) if trained else limit) - used
         if room < 1:
             raise ApiError(
                 400,
                 f"the conversation has {len(branch.prompt_ids) + used} tokens, which leaves no room for an answer: the "
-                f"context holds {self._context_len}"
+                f"context holds {context}"
                 + (f", {self._response_len} of them after a session's first call (data.max_response_length)" * trained),
                 param="messages",
                 code="context_length_exceeded",

@@ -395,6 +395,15 @@ async def test_limits_of_sessions(serve: Serve) -> None:
         await say(up.client(seats[1]["base_url"]), long)
 
 
+async def test_a_conversation_that_fits_no_micro_batch_is_refused(serve: Serve) -> None:
+    """Its row would fit no micro-batch, and end the run in the trainer."""
+    up: Served = await serve({"actor_rollout_ref.rollout.max_model_len": 4096})
+    client = up.client((await begin(up))["base_url"])
+    with pytest.raises(BadRequestError, match="the context holds 512"):
+        await say(client, [{"role": "user", "content": "z" * 600}])
+    await say(client, [{"role": "user", "content": "z"}])
+
+
 async def test_two_hundred_calls_side_by_side(serve: Serve) -> None:
     """Sessions of many tasks at once, all turns answered, every group whole and with its own tokens."""
     up: Served = await serve({"actor_rollout_ref.rollout.n": 4})
