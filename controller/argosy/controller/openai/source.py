@@ -18,6 +18,7 @@ from argosy.controller.groups import Admission, Ticket
 from argosy.controller.openai.errors import ApiError, run_over
 from argosy.controller.openai.tasks import OWN_POSITIONS, Task, finished_group
 from argosy.controller.producing import last_data_epoch
+from argosy.controller.stream_source import OTHER_SIZE
 from argosy.text import TextTokenizer
 from argosy.types.ids import GroupId, SampleId
 from argosy.types.records import Prompt, ScoreResult
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 DATA_SET = ""
 """The key of tasks that are rows of the data set."""
+
+RESTARTED = "the controller was restarted, and its client is gone"
 
 
 class Want:
@@ -61,8 +64,9 @@ class SessionSource:
         self._admission: Admission | None = None
         self._own_count = 0
         """Tasks of clients' own keys so far."""
-        self._lost: list[tuple[Ticket, list[SampleId]]] = []
-        """Tasks of clients' own keys that were under way when a checkpoint was written: nobody can bring them back."""
+        self._lost: list[tuple[Ticket, list[SampleId], str]] = []
+        """Tasks that were under way when a checkpoint was written and can't go on (clients' own keys: nobody can bring
+        them back), and why."""
         self._ready: dict[str, deque[Task]] = defaultdict(deque)
         """Tasks with sessions that nobody took yet, by key."""
         self.open_tasks: dict[GroupId, Task] = {}
@@ -176,8 +180,8 @@ class SessionSource:
         """See the protocol. Ends when it is cancelled: then clients are told that there will be no more."""
         self._admission = admission
         self._begun.set()
-        for ticket, samples in self._lost:
-            self._ctx.ledger.dropped(samples, "agent session: the controller was restarted, and its client is gone")
+        for ticket, samples, why in self._lost:
+            self._ctx.ledger.dropped(samples, f"agent session: {why}")
             admission.give_up(ticket)
         self._lost = []
         try:
@@ -278,16 +282,20 @@ class SessionSource:
             {"group": str(task.group), "admitted_step": task.ticket.admitted_step}
             for _, task in sorted(self.open_tasks.items())
         ]
-        return {"own_tasks": self._own_count, "groups": groups}
+        return {"own_tasks": self._own_count, "n": self._n, "groups": groups}
 
     def restore(self, state: Mapping[str, Any], resume: Callable[[GroupId, int], Ticket]) -> None:
         """See the protocol. Rows of the data set are handed out again, all n sessions of them; tasks of clients' own
-        keys are dropped."""
+        keys are dropped, and so are all where the run goes on with another number of samples per prompt."""
         self._own_count = int(state["own_tasks"])
+        n = int(state.get("n", self._n))
         for entry in state["groups"]:
             group = GroupId.parse(entry["group"])
             ticket = resume(group, int(entry["admitted_step"]))
+            samples = [SampleId(group.data_epoch, group.position, k) for k in range(n)]
             if group.position >= OWN_POSITIONS:
-                self._lost.append((ticket, [SampleId(group.data_epoch, group.position, k) for k in range(self._n)]))
+                self._lost.append((ticket, samples, RESTARTED))
+            elif n != self._n:
+                self._lost.append((ticket, samples, OTHER_SIZE))
             else:
                 self._open(Task(DATA_SET, ticket, self._sampler.prompt(group), self._n))
