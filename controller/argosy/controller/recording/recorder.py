@@ -96,11 +96,14 @@ class Recorder:
         """Wait for the oldest."""
         oldest = self._pending.pop(0)
         try:
-            self._written(await asyncio.shield(oldest))
-        except StorageError as error:
+            entry = await asyncio.shield(oldest)
+        except (StorageError, ValueError, TypeError, OverflowError, RecursionError) as error:
+            # All but the first: free-form values of loops and graders that a row can't hold.
             if self._must:
-                raise
+                raise StorageError(f"a step can't be recorded: {error}") from error
             self._stop(str(error))
+        else:
+            self._written(entry)
 
     def _stop(self, why: str) -> None:
         if not self.stopped:

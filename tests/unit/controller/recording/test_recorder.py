@@ -68,3 +68,19 @@ async def test_a_record_ends_at_its_limit(tmp_path: Path) -> None:
         await recorder.add(made(2))
     assert Record(tmp_path).steps == [1]
     assert "argosy.record.max_gb" in recorder.stopped
+
+
+class Unfit(RecordWriter):
+    def write(self, made: RecordedStep) -> StepEntry:
+        "\ud800".encode()
+        raise AssertionError
+
+
+async def test_a_step_that_no_row_can_hold_ends_the_record_and_not_the_run(tmp_path: Path) -> None:
+    """Half a character of a custom loop's messages, say."""
+    async with Recorder(Unfit(tmp_path, HEAD_)) as recorder:
+        await recorder.add(made(1))
+    assert "surrogates not allowed" in recorder.stopped
+    with pytest.raises(StorageError, match="surrogates not allowed"):
+        async with Recorder(Unfit(tmp_path, HEAD_), must=True) as recorder:
+            await recorder.add(made(1))
