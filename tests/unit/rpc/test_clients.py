@@ -132,6 +132,22 @@ async def test_reward_sends_messages_to_a_server_that_needs_them(serve: Any) -> 
     await client.close()
 
 
+@pytest.mark.parametrize("content", [float("nan"), float("inf"), "\ud800"])
+async def test_reward_a_sample_that_can_not_be_sent_fails_alone(serve: Any, content: Any) -> None:
+    core = RewardCore(RewardCapabilities(("*",), needs_messages=True))
+    server = await serve(lambda server, gate: reward_service.add_to_server(core, server, gate))
+    client = RewardClient(server.address, member_id="reward-0", policy=QUICK)
+    good, bad = items(2)[1], items(1, messages=({"role": "tool", "content": content},))[0]
+    results = await client.score([bad, good], deadline_s=30)
+    assert [result.sample_id for result in results] == [bad.sample_id, good.sample_id]
+    assert isinstance(results[0].outcome, Failed)
+    assert "can't be sent" in results[0].outcome.message
+    assert results[1].outcome == Scored(1.0, {"acc": False}, (0.0, 1.5))
+    with pytest.raises(InvalidInputError, match="can't be sent"):
+        await client.score([bad], deadline_s=30)
+    await client.close()
+
+
 async def test_reward_never_repeats_where_repeating_is_forbidden(serve: Any) -> None:
     core = RewardCore(RewardCapabilities(("*",), repeat_forbidden=True))
     server = await serve(lambda server, gate: reward_service.add_to_server(core, server, gate))

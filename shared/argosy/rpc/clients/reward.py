@@ -66,14 +66,15 @@ class RewardClient:
                     policy=NO_RETRY if capabilities.repeat_forbidden else None,
                 )
 
-        batches = list(_batches(items, capabilities))
+        messages, refused = _messages(items, capabilities)
+        batches = list(_batches(messages, capabilities))
         tasks = [asyncio.ensure_future(send(batch)) for batch in batches]
         try:
             answers = await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             for task in tasks:
                 task.cancel()
-        results: list[ScoreResult] = []
+        results = refused
         errors: list[BaseException] = []
         for batch, answer in zip(batches, answers, strict=True):
             if isinstance(answer, BaseException):
@@ -117,12 +118,31 @@ class RewardClient:
         return [found.get(item.sample_id) or ScoreResult(item.sample_id, missing) for item in items]
 
 
-def _batches(items: Sequence[ScoreRequest], capabilities: RewardCapabilities) -> Iterator[list[pb.ScoreItem]]:
+def _messages(
+    items: Sequence[ScoreRequest], capabilities: RewardCapabilities
+) -> tuple[list[pb.ScoreItem], list[ScoreResult]]:
+    """Items as they are sent, and results of those that can't be: a sample fails alone for what its own conversation
+    holds (numbers that are not finite, half a character). Raises InvalidInputError if none can be sent."""
+    messages: list[pb.ScoreItem] = []
+    refused: list[ScoreResult] = []
+    for item in items:
+        try:
+            messages.append(
+                item_to_pb(item, with_ids=capabilities.needs_token_ids, with_messages=capabilities.needs_messages)
+            )
+        except (InvalidInputError, UnicodeEncodeError) as error:
+            problem = InvalidInputError(f"sample {item.sample_id} can't be sent to the reward service: {error}")
+            if len(refused) + 1 == len(items):
+                raise problem from error
+            refused.append(ScoreResult(item.sample_id, failed(problem)))
+    return messages, refused
+
+
+def _batches(messages: Sequence[pb.ScoreItem], capabilities: RewardCapabilities) -> Iterator[list[pb.ScoreItem]]:
     """Items in requests that the server takes."""
     batch: list[pb.ScoreItem] = []
     size_bytes = 0
-    for item in items:
-        message = item_to_pb(item, with_ids=capabilities.needs_token_ids, with_messages=capabilities.needs_messages)
+    for message in messages:
         if batch and (
             len(batch) >= capabilities.max_batch_size or size_bytes + message.ByteSize() > _MAX_REQUEST_BYTES
         ):
