@@ -11,6 +11,7 @@ from typing import Any
 from argosy.config import Config
 from argosy.controller.context import RunContext
 from argosy.controller.data.sampler import PromptSampler
+from argosy.controller.ledger.entry import DISPATCHED, DRAWN, SCORED
 from argosy.controller.producing import NoMoreSteps, Produced, StepRecord
 from argosy.controller.recording.store import Record
 from argosy.telemetry.traces import span, traceparent
@@ -28,6 +29,7 @@ class ReplayProducer:
         self._record = record
         self._sampler_state: Mapping[str, Any] = {}
         self._reward_state: Mapping[str, Any] = {}
+        self._left: frozenset[GroupId] | None = None
 
     async def run(self) -> None:
         """Nothing goes on beside the trainer."""
@@ -47,8 +49,11 @@ class ReplayProducer:
         return Produced(found.record, found.sampler_state, found.reward_state, timing, started, trace, found.metrics)
 
     def open_groups(self) -> frozenset[GroupId]:
-        """None, between two steps."""
-        return frozenset()
+        """What an asynchronous run had under way at the checkpoint from which this one goes on, and what the record
+        did not train so far; nothing else is open between two steps."""
+        if self._left is None:
+            self._left = frozenset(entry.sample.group for entry in self._ctx.ledger.in_flight())
+        return self._left
 
     def sampler_state(self) -> Mapping[str, Any]:
         """As it was recorded with the last step: a later run with data of its own goes on from there."""
@@ -67,16 +72,26 @@ class ReplayProducer:
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """What an asynchronous run had under way stays undone: the record has the steps that it came to be in."""
+        """What an asynchronous run had under way isn't done again: the record has the steps that it came to be in.
+        Until then it stays open in the books."""
 
     def _enter(self, record: StepRecord) -> None:
         index = {prompt.group: prompt.index for prompt in record.prompts}
         ledger = self._ctx.ledger
+        # A sample that is open already, since a checkpoint had it, goes on from the state in which it was.
+        states = {entry.sample: entry.state for entry in ledger.in_flight()}
+        self._left = frozenset(sample.group for sample in states) - index.keys()
         samples = sorted(record.completions)
-        ledger.drawn([(sample, index[sample.group]) for sample in samples])
-        ledger.dispatched(samples, "replay")
-        ledger.completed([record.completions[sample] for sample in samples])
-        ledger.scored([ScoreResult(sample, outcome) for sample, outcome in sorted(record.outcomes.items())])
+        ledger.dropped(
+            sorted(sample for sample in states.keys() - record.completions.keys() if sample.group in index),
+            "the replayed step has its group without it",
+        )
+        ledger.drawn([(sample, index[sample.group]) for sample in samples if sample not in states])
+        asked = [sample for sample in samples if states.get(sample, DRAWN) in (DRAWN, DISPATCHED)]
+        ledger.dispatched(asked, "replay")
+        ledger.completed([record.completions[sample] for sample in asked])
+        judged = sorted(sample for sample in record.outcomes if states.get(sample) != SCORED)
+        ledger.scored([ScoreResult(sample, record.outcomes[sample]) for sample in judged])
 
 
 class RecordedOrder(PromptSampler):
