@@ -153,7 +153,7 @@ def load_tokenizer(
         )
     source = str(folder) if folder.is_dir() else name
     try:
-        if folder.is_dir() and _names_its_class(folder):
+        if folder.is_dir() and not trust_remote_code and _names_its_class(folder):
             from transformers import PreTrainedTokenizerFast
 
             tokenizer = PreTrainedTokenizerFast.from_pretrained(source)

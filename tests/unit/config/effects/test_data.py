@@ -40,8 +40,8 @@ def test_val_files(job: Config, tmp_path: Path) -> None:
 
 
 def test_train_max_samples(job: Config) -> None:
-    changed = PreparedRun(job.with_values({"data.train_max_samples": 5}))
-    assert (PreparedRun(job).total_steps, changed.total_steps, len(changed.source)) == (2, 1, 5)
+    limited = job.with_values({"data.train_max_samples": 5})
+    assert (PreparedRun(job).total_steps, PreparedRun(limited).total_steps, len(texts(limited))) == (2, 1, 5)
 
 
 def test_val_max_samples(job: Config) -> None:
@@ -143,6 +143,9 @@ def test_trust_remote_code(job: Config, monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError("only asked")
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", load)
+    file = Path(job.actor_rollout_ref.model.path) / "tokenizer_config.json"
+    own = {"auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | own))
     for config in (job, job.with_values({"data.trust_remote_code": True})):
         for use in (prompts, build_core):
             with pytest.raises(InvalidInputError, match="only asked"):
