@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def test_truncation(job: Config, tmp_path: Path) -> None:
         texts(job.with_values({"data.truncation": "error"}))
 
 
-def test_trust_remote_code(job: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trust_remote_code(job: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In the controller and in rollout, which both load the tokenizer."""
     import transformers
 
@@ -143,7 +144,9 @@ def test_trust_remote_code(job: Config, monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError("only asked")
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", load)
-    file = Path(job.actor_rollout_ref.model.path) / "tokenizer_config.json"
+    folder = shutil.copytree(job.actor_rollout_ref.model.path, tmp_path / "own")
+    job = job.with_values({"actor_rollout_ref.model.path": str(folder)})
+    file = folder / "tokenizer_config.json"
     own = {"auto_map": {"AutoTokenizer": ["own.Own", None]}}
     file.write_text(json.dumps(json.loads(file.read_text()) | own))
     for config in (job, job.with_values({"data.trust_remote_code": True})):
