@@ -152,6 +152,9 @@ class GenerateStream:
             await self._changed.wait()
         for group in _groups(samples):
             await self._room.acquire()
+            if self.ended:  # it broke meanwhile: the batch has its error already, and so do all who wait for room
+                self._room.release()
+                return
             for sample in group:
                 batch.waiting[key_from_pb(sample.key)].sent = True
             self._send(pb.GenerateRequest(add=pb.AddSamples(samples=group, deadline=duration_to_pb(deadline_s))))
@@ -217,6 +220,7 @@ class GenerateStream:
             self._changed.set()
             self._call.cancel()  # nothing happens if it has ended
             self._writer.cancel()
+            self._room.release()  # nobody writes any more: who waits for room goes on, one after the other
             owners, self._owners = set(self._owners.values()), {}
             for batch in owners:
                 batch.fail(error, self._member_id)
