@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from argosy.controller.context import RunContext
 from argosy.controller.stages.capacity import Capacities
 from argosy.roles.rollout import Rollout
-from argosy.types.errors import ConfigError, DeadlineError, StateError, UnavailableError
+from argosy.types.errors import ArgosyError, ConfigError, DeadlineError, StateError, UnavailableError
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import RolloutStatus
 
@@ -171,7 +171,7 @@ class RolloutFleet:
         async def ask(member: str) -> RolloutStatus | None:
             try:
                 return await self._ctx.services.rollouts[member].status()
-            except AWAY as error:
+            except ArgosyError as error:  # whatever it is, this server's answer is not the run's loss
                 log.info("%s is away: %s", member, error)
                 return None
 

@@ -20,6 +20,8 @@ OnRun = Callable[[TokenRun], None]
 MAX_ROUNDS = 5
 """How often a sample is dispatched, without a new token, before the run gives up on it."""
 ROUND_PAUSE_S = 0.5
+MIN_PAUSE_S = 0.05
+"""Before an overloaded server is asked again, even if it says at once."""
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 """How a sample ends that needs nothing more."""
 
@@ -35,6 +37,8 @@ class Running:
     versions: list[VersionRun]
     scope: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     """Ends the call when its server is given up."""
+    is_given_up: bool = False
+    """Its call has been told to end: it can be told once only."""
 
     @classmethod
     def of(cls, request: GenerateRequest, member: str) -> Running:
@@ -91,8 +95,9 @@ class SingleSamples:
                 self._ctx.count("rollout/resumed_samples")
                 continue
             if isinstance(failure, OverloadedError) and overloaded_s < self._ctx.deadline_s:
-                overloaded_s += failure.retry_after_s
-                await asyncio.sleep(failure.retry_after_s)
+                pause_s = max(failure.retry_after_s, MIN_PAUSE_S)
+                overloaded_s += pause_s
+                await asyncio.sleep(pause_s)
                 continue
             tries = 1 if len(request.generated.token_ids) > before else tries + 1
             if tries >= MAX_ROUNDS:
@@ -113,7 +118,8 @@ class SingleSamples:
         """Give up a server: its samples go on elsewhere. How many there were."""
         now, count = asyncio.get_running_loop().time(), 0
         for running in self._running.values():
-            if running.member == member:
+            if running.member == member and not running.is_given_up:
+                running.is_given_up = True
                 running.scope.reschedule(now)
                 count += 1
         return count
@@ -129,8 +135,8 @@ class SingleSamples:
         self, member: str, request: GenerateRequest, on_run: OnRun | None
     ) -> tuple[Completion | None, ArgosyError | None]:
         """What one server makes of a sample, and what went wrong if it isn't whole; None if it was ended by us."""
+        self._begin(request, member)
         running = self._running[request.key] = Running.of(request, member)
-        self._begin(running)
         completion: Completion | None = None
         failure: ArgosyError | None = None
 
@@ -147,8 +153,14 @@ class SingleSamples:
                         completion.finish_reason in WHOLE or self.places.is_held(member)
                     ):
                         failure = UnavailableError(f"{member}: {completion.error or completion.finish_reason.value}")
-        except TimeoutError:  # it was given up
-            completion, failure = _partial(running), None
+            if completion is None and not running.is_given_up:
+                completion, failure = (
+                    _partial(running),
+                    UnavailableError(f"{member} ended {request.key} without an answer"),
+                )
+        except TimeoutError as error:  # it was given up, or is a failure of the server's own
+            completion = completion or _partial(running)
+            failure = None if running.is_given_up else UnavailableError(f"{member}: {error!r}")
         except DeadlineError as error:
             if self._fleet.usable <= {member}:
                 raise
@@ -166,10 +178,15 @@ class SingleSamples:
             self._end(running, completion)
         return completion, failure
 
-    def _begin(self, running: Running) -> None:
-        if running.request.purpose == "train":
-            self._ctx.ledger.dispatched([running.request.sample_id], running.member)
-            self._fleet.begin_one(running.member)
+    def _begin(self, request: GenerateRequest, member: str) -> None:
+        """Enter a sample that has a place; the place is given back where the ledger refuses (its group was dropped)."""
+        if request.purpose == "train":
+            try:
+                self._ctx.ledger.dispatched([request.sample_id], member)
+            except BaseException:
+                self.places.leave(member)
+                raise
+            self._fleet.begin_one(member)
 
     def _end(self, running: Running, completion: Completion | None) -> None:
         del self._running[running.request.key]
@@ -199,11 +216,16 @@ class SingleSamples:
             self._rescue = asyncio.create_task(self._find_server())
 
     async def _find_server(self) -> None:
-        for number in range(1, MAX_ROUNDS):
-            await asyncio.sleep(ROUND_PAUSE_S * number)
-            await self._readmit()
-            if self._fleet.any_usable:
-                return
+        try:
+            for number in range(1, MAX_ROUNDS):
+                await asyncio.sleep(ROUND_PAUSE_S * number)
+                await self._readmit()
+                if self._fleet.any_usable:
+                    return
+        except Exception as error:  # nobody awaits this task: those who wait for a place are told
+            log.exception("looking for rollout servers has failed")
+            self.places.fail(error)
+            return
         self.places.fail(UnavailableError(f"no rollout server was usable in {MAX_ROUNDS} tries"))
 
 
