@@ -14,8 +14,8 @@ import logging
 from types import TracebackType
 
 from argosy.controller.context import RunContext
-from argosy.controller.stages.fleet import AWAY
 from argosy.controller.stages.rollout import RolloutStage
+from argosy.types.errors import ArgosyError
 
 log = logging.getLogger(__name__)
 
@@ -70,12 +70,13 @@ class Swap:
     ) -> None:
         if error is not None:
             self._rollout.give_up(self._member)
+        try:
             if self._paused and isinstance(error, Exception):
-                try:
-                    await self._server.resume(self._ctx.mutation("swap-give-up", *self._names))
-                except AWAY as away:
-                    log.warning("%s stays paused after its sync has failed: %s", self._member, away)
-        self._places.release(self._member)
+                await self._server.resume(self._ctx.mutation("swap-give-up", *self._names))
+        except ArgosyError as away:
+            log.warning("%s stays paused after its sync has failed: %s", self._member, away)
+        finally:
+            self._places.release(self._member)
 
     async def _abort(self) -> None:
         self._paused = True  # even if the answer is lost
