@@ -88,3 +88,13 @@ def test_rollout() -> None:
     assert [row["name"] for row in rows] == ["argosy hf", "model.generate, 4 padded"]
     assert rows[0]["tokens"] == rows[1]["tokens"] > 0
     assert all(row["tokens_per_s"] > 0 and row["cpu_seconds"] > 0 for row in rows)
+
+
+def test_async_fleet() -> None:
+    rows = quick("async_fleet.py")
+    assert [(row["servers"], row["staleness"], row["samples_per_step"]) for row in rows] == [(2, 0, 64), (2, 1, 64)]
+    synchronous, ahead = rows
+    assert synchronous["staleness_max"] == 0 < ahead["staleness_max"] <= 1
+    # Virtual time, the same on every machine.
+    assert ahead["samples_per_s"] > 1.5 * synchronous["samples_per_s"]
+    assert all(row["controller_cpu_s"] > 0 and row["top"] for row in rows)

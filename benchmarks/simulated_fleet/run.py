@@ -1,0 +1,216 @@
+"""One run of the controller's own loop over a simulated fleet, on a virtual clock."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from measuring import current_bytes
+
+from argosy.config import Config
+from argosy.controller.context import RunContext, Services
+from argosy.controller.control import RunControl
+from argosy.controller.ledger import Ledger
+from argosy.controller.loop import Controller
+from argosy.controller.prepare import PreparedRun
+from argosy.controller.producing import StepRecord
+from argosy.controller.stages.validation import ValidationResult
+from argosy.membership.memory import MemoryMembership
+from argosy.modeling.tiny import save_tiny_model
+from argosy.types.records import Prompt
+from simulated_fleet.clock import VirtualClockLoop, run_virtually
+from simulated_fleet.profile import StackSamples
+from simulated_fleet.server import SimulatedServer
+from simulated_fleet.trainer import SimulatedReward, SimulatedTrainer
+from simulated_fleet.workload import GROUP, Workload
+
+WARM_UP = 2
+"""Steps at the beginning that are left out of the throughput: an asynchronous run has to fill its pipeline first."""
+
+
+@dataclass(frozen=True)
+class FleetResult:
+    """What one run gave. Virtual seconds, unless they are processor seconds."""
+
+    servers: int
+    staleness: int
+    steps: int
+    samples_per_step: int
+    step_s: float
+    """Virtual seconds of a step after the warm-up."""
+    samples_per_s: float
+    trainer_busy: float
+    """Share of the virtual time in which the trainer worked."""
+    servers_busy: float
+    """Share of the virtual time in which a server had samples, mean over servers."""
+    staleness_mean: float
+    staleness_max: float
+    controller_cpu_s: float
+    """Processor seconds of a step that the controller took, without the simulated roles."""
+    controller_samples_per_s: float
+    """Samples that the controller could handle in a second of its processor."""
+    controller_load: float
+    """Processor seconds of the controller in a virtual second."""
+    pause_p99_ms: float
+    pause_max_ms: float
+    """Real time for which the event loop ran one batch of callbacks; the simulated roles' included."""
+    memory_mb: float
+    """By which the process grew in the run."""
+    real_s: float
+    top: tuple[tuple[str, float], ...]
+    """Where the controller's processor time went."""
+
+
+class _Watch:
+    """The loop's Observer."""
+
+    def __init__(self, loop: VirtualClockLoop) -> None:
+        self._loop = loop
+        self.ends: list[float] = []
+        self.cpu: list[float] = []
+        self.metrics: list[Mapping[str, float]] = []
+
+    def stage(self, step: int, name: str) -> None:
+        pass
+
+    def step_done(self, step: int, metrics: Mapping[str, float], record: StepRecord) -> None:
+        self.ends.append(self._loop.time())
+        self.cpu.append(time.process_time())
+        self.metrics.append(dict(metrics))
+
+    def validated(self, step: int, result: ValidationResult, prompts: Sequence[Prompt]) -> None:
+        pass
+
+    def checkpointed(self, step: int, path: Path) -> None:
+        pass
+
+
+def config_of(work: Workload, servers: int, staleness: int, steps: int, folder: Path) -> Config:
+    """The run's configuration: GRPO, with the rollout's log-probs as the old ones unless `work` says otherwise."""
+    prompts = servers * work.samples_per_server // GROUP
+    return Config().with_values({
+        "algorithm.adv_estimator": "grpo",
+        "algorithm.rollout_correction.bypass_mode": work.log_prob_s == 0,
+        "actor_rollout_ref.model.path": str(folder / "model"),
+        "actor_rollout_ref.actor.ppo_mini_batch_size": prompts,
+        "actor_rollout_ref.rollout.n": GROUP,
+        "data.train_files": [str(folder / "train.jsonl")],
+        "data.train_batch_size": prompts,
+        "data.max_prompt_length": 64,
+        "data.max_response_length": work.max_units,
+        "trainer.default_local_dir": str(folder / "run"),
+        "trainer.total_training_steps": steps,
+        "trainer.val_before_train": False,
+        "trainer.logger": ["file"],
+        "argosy.max_staleness": staleness,
+        "argosy.parity.enabled": False,
+        "argosy.export_hf": False,
+        "argosy.rpc.deadline_s": 1e6,
+    })  # fmt: skip
+
+
+def run_fleet(work: Workload, servers: int, staleness: int, steps: int, **more: Any) -> FleetResult:
+    """Run it. `more`: further configuration values, with "__" for dots.
+
+    Raises whatever the loop raises.
+    """
+    with tempfile.TemporaryDirectory(prefix="argosy-fleet-") as name:
+        folder = Path(name)
+        save_tiny_model(folder / "model")
+        config = config_of(work, servers, staleness, steps, folder)
+        config = config.with_values({key.replace("__", "."): value for key, value in more.items()})
+        _write_rows(folder / "train.jsonl", config.data.train_batch_size)
+        prepared = PreparedRun(config)
+        return run_virtually(lambda loop: _run(loop, work, servers, prepared))
+
+
+async def _run(loop: VirtualClockLoop, work: Workload, servers: int, prepared: PreparedRun) -> FleetResult:
+    # As many slots as samples of a step: the batch is decoded at once, as verl's engines do.
+    fleet = {
+        f"rollout-{i:04d}": SimulatedServer(f"rollout-{i:04d}", work, work.samples_per_server) for i in range(servers)
+    }
+    trainer = SimulatedTrainer(work, servers * work.samples_per_server)
+    reward: Any = SimulatedReward(work)
+    policy: Any = trainer
+    services = Services(rollouts=fleet, reward=reward, policy=policy, reference=None)
+    watch = _Watch(loop)
+    membership = MemoryMembership()
+    memory_before, real_before = current_bytes(), time.perf_counter()
+    leadership = await membership.elect(prepared.run_id, candidate="controller-0")
+    with ExitStack() as stack:
+        ledger = Ledger(prepared.run_dir / "ledger", leadership.term)
+        stack.callback(ledger.close)
+        ctx = RunContext(prepared.config, prepared.run_id, leadership.term, services, ledger, membership)
+        controller = Controller(ctx, prepared.sampler, [], prepared.store, prepared.total_steps, watch, RunControl())
+        profile = stack.enter_context(StackSamples())
+        loop.pauses.clear()
+        await controller.run()
+    await leadership.resign()
+    await membership.close()
+    return _result(loop, work, servers, prepared, watch, profile, trainer, fleet, memory_before, real_before)
+
+
+def _result(
+    loop: VirtualClockLoop,
+    work: Workload,
+    servers: int,
+    prepared: PreparedRun,
+    watch: _Watch,
+    profile: StackSamples,
+    trainer: SimulatedTrainer,
+    fleet: Mapping[str, SimulatedServer],
+    memory_before: int,
+    real_before: float,
+) -> FleetResult:
+    count = servers * work.samples_per_server
+    first = min(WARM_UP, len(watch.ends) - 1)
+    steps = len(watch.ends) - first
+    began = watch.ends[first - 1] if first else 0.0
+    step_s = (watch.ends[-1] - began) / steps
+    cpu_s = (watch.cpu[-1] - watch.cpu[first - 1]) / steps * profile.controller_share if first else float("nan")
+    pauses = np.array(loop.pauses)
+    told = watch.metrics[first:]
+
+    def mean(name: str) -> float:
+        return float(np.mean([row.get(name, 0.0) for row in told]))
+
+    return FleetResult(
+        servers=servers,
+        staleness=prepared.config.argosy.max_staleness,
+        steps=len(watch.ends),
+        samples_per_step=count,
+        step_s=step_s,
+        samples_per_s=count / step_s,
+        trainer_busy=trainer.busy_s / loop.time(),
+        servers_busy=float(np.mean([server.busy_s for server in fleet.values()])) / loop.time(),
+        staleness_mean=mean("staleness/sample_mean"),
+        staleness_max=max((row.get("staleness/max", 0.0) for row in told), default=0.0),
+        controller_cpu_s=cpu_s,
+        controller_samples_per_s=count / cpu_s,
+        controller_load=cpu_s / step_s,
+        pause_p99_ms=float(np.quantile(pauses, 0.99)) * 1e3,
+        pause_max_ms=float(pauses.max()) * 1e3,
+        memory_mb=(current_bytes() - memory_before) / 1e6,
+        real_s=time.perf_counter() - real_before,
+        top=tuple(profile.top(30)),
+    )
+
+
+def _write_rows(path: Path, count: int) -> None:
+    """Prompts of the toy's schema: what they say is of no account."""
+    with path.open("w") as file:
+        for index in range(count):
+            row = {
+                "data_source": "simulated",
+                "prompt": [{"role": "user", "content": f"question {index}"}],
+                "reward_model": {"style": "rule", "ground_truth": ""},
+                "extra_info": {"index": index},
+            }
+            file.write(json.dumps(row) + "\n")
