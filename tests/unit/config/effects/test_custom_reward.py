@@ -10,7 +10,7 @@ import pytest
 
 from argosy.config import Config, load
 from argosy.controller.rewards.failures import RewardsUnusableError
-from argosy.reward import pool
+from argosy.reward import seat
 from argosy.reward.build import build_core, reward_options
 from argosy.reward.calling import CallPlan
 from argosy.reward.custom import LoadedFunction
@@ -61,7 +61,7 @@ class Worker:
 
     def exchange(self, message: bytes, *, timeout_s: float) -> dict[str, Any]:
         self.limits.append(timeout_s)
-        return {"id": json.loads(message)["id"], "outcomes": [{"kind": "abstained", "reason": ""}]}
+        return {"id": json.loads(message)["id"], "outcomes": [{"kind": "abstained", "reason": ""}], "used_s": 0.0}
 
     def kill(self) -> None:
         pass
@@ -73,7 +73,7 @@ class Worker:
 def workers(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
     """Those that a reward core starts."""
     Worker.started = []
-    monkeypatch.setattr(pool, "WorkerProcess", Worker)
+    monkeypatch.setattr(seat, "WorkerProcess", Worker)
     return Worker.started
 
 

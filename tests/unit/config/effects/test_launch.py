@@ -169,6 +169,16 @@ class SilentReward:
         return RewardCapabilities(("*",))
 
 
+class Idle:
+    """Stands for a core that nothing but its start is asked of."""
+
+    def __init__(self, config: Config, **_: object) -> None:
+        self.config = config
+
+    async def start(self) -> None:
+        pass
+
+
 async def test_placement(job: Config, monkeypatch: Patch) -> None:
     """Cores in this process, or a fleet of processes."""
     started: list[str] = []
@@ -179,7 +189,7 @@ async def test_placement(job: Config, monkeypatch: Patch) -> None:
             raise Stop
 
     monkeypatch.setattr(placement, "LocalFleet", Fleet)
-    builders = {**dict.fromkeys(placement.BUILDERS, "builtins:repr"), "reward": f"{__name__}:SilentReward"}
+    builders = {**dict.fromkeys(placement.BUILDERS, f"{__name__}:Idle"), "reward": f"{__name__}:SilentReward"}
     monkeypatch.setattr(placement, "BUILDERS", builders)
     async with open_placement(job.with_values({"argosy.placement": "inprocess"}), job.run_folder) as opened:
         assert isinstance(opened.membership, MemoryMembership)

@@ -146,7 +146,7 @@ def test_device(scorer: Path, make: Made) -> None:
 
 async def test_threads(scorer: Path, make: Made) -> None:
     core = make(*local(scorer, "argosy.reward.model.threads=3"))
-    assert await core._thread.run(torch.get_num_threads) == 3
+    assert await core._passes._thread.run(torch.get_num_threads) == 3
 
 
 @pytest.mark.parametrize("key", ["argosy.reward.model.max_length", "reward_model.max_length"])
