@@ -125,3 +125,44 @@ async def test_waiting_ends_when_the_search_itself_fails(tmp_path: Path, monkeyp
     monkeypatch.setattr(rollout.singles, "_readmit", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         await asyncio.wait_for(rollout.generate_one(request()), 20)
+
+
+async def test_a_server_that_is_given_up_while_samples_wait_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing runs there whose end could notice that nobody is left."""
+    monkeypatch.setattr(single, "ROUND_PAUSE_S", 0.01)
+    made = stage(tmp_path, a=Server())
+    made.singles.places.hold("a")
+    waiting = asyncio.create_task(made.generate_one(request()))
+    await asyncio.sleep(0.05)
+    assert made.singles.places.is_waited_for
+    made.give_up("a")
+    made.singles.places.release("a")
+    async with asyncio.timeout(30):  # a hang guard
+        assert (await waiting).finish_reason is FinishReason.STOP
+
+
+async def test_an_answer_that_was_ended_for_new_weights_is_no_failure_however_late_it_comes(tmp_path: Path) -> None:
+    server = Server()
+    made = stage(tmp_path, a=server)
+    ended = asyncio.Event()
+
+    async def generate(requests: list[GenerateRequest], **_: object) -> AsyncIterator[Completion]:
+        server.calls += 1
+        server.asked.set()
+        if server.calls == 1:
+            await ended.wait()
+            yield Completion(requests[0].sample_id, (), (), (), FinishReason.ABORTED)
+        else:
+            yield Completion(requests[0].sample_id, (1,), (0.0,), (), FinishReason.STOP)
+
+    server.generate = generate  # type: ignore[method-assign]
+    counted: list[str] = []
+    made._ctx.count = lambda name, amount=1: counted.append(name)  # type: ignore[method-assign]
+    running = asyncio.create_task(made.generate_one(request()))
+    await server.asked.wait()
+    made.singles.interrupt("a")
+    ended.set()
+    assert (await running).finish_reason is FinishReason.STOP
+    assert counted == ["rollout/resumed_samples"]

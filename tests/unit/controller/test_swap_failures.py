@@ -24,7 +24,9 @@ async def test_failed_resume_after_a_failed_sync_leaves_no_hold(answer: Exceptio
             raise answer
 
     places = types.SimpleNamespace(hold=held.add, release=held.discard)
-    rollout = types.SimpleNamespace(singles=types.SimpleNamespace(places=places), give_up=given_up.append)
+    rollout = types.SimpleNamespace(
+        singles=types.SimpleNamespace(places=places, interrupt=lambda _: None), give_up=given_up.append
+    )
     ctx = types.SimpleNamespace(
         services=types.SimpleNamespace(rollouts={"a": Server()}),
         config=types.SimpleNamespace(

@@ -39,6 +39,8 @@ class Running:
     """Ends the call when its server is given up."""
     is_given_up: bool = False
     """Its call has been told to end: it can be told once only."""
+    is_interrupted: bool = False
+    """Its server was told to end it for new weights; the answer may come when that is long over."""
 
     @classmethod
     def of(cls, request: GenerateRequest, member: str) -> Running:
@@ -122,7 +124,13 @@ class SingleSamples:
                 running.is_given_up = True
                 running.scope.reschedule(now)
                 count += 1
+        self._see_to_those_who_wait()
         return count
+
+    def interrupt(self, member: str) -> None:
+        """A server is about to end what it runs, for new weights: no failure of its own."""
+        for running in self._running.values():
+            running.is_interrupted |= running.member == member
 
     async def _place(self, request: GenerateRequest) -> str:
         if not self.places.is_filled:
@@ -150,7 +158,7 @@ class SingleSamples:
             async with running.scope:
                 async for completion in server.generate([request], deadline_s=self._ctx.deadline_s, on_run=watch):
                     if completion.finish_reason is FinishReason.FAILED or not (
-                        completion.finish_reason in WHOLE or self.places.is_held(member)
+                        completion.finish_reason in WHOLE or running.is_interrupted or self.places.is_held(member)
                     ):
                         failure = UnavailableError(f"{member}: {completion.error or completion.finish_reason.value}")
             if completion is None and not running.is_given_up:
@@ -195,8 +203,7 @@ class SingleSamples:
             whole = completion is not None and completion.finish_reason in WHOLE
             self._fleet.end_one(running.member, made - len(running.request.generated.token_ids), finished=whole)
         self.places.leave(running.member)
-        if not self._fleet.any_usable and self.places.is_waited_for:
-            self._look_for_servers()
+        self._see_to_those_who_wait()
 
     async def _readmit(self) -> None:
         """Once for all who ask at one time."""
@@ -210,8 +217,13 @@ class SingleSamples:
         await self._fleet.learn_slots(self._fleet.in_use())
         self.places.fill()
 
+    def _see_to_those_who_wait(self) -> None:
+        """A server is gone: whoever waits for a place must not wait for nobody."""
+        if not self._fleet.any_usable and self.places.is_waited_for:
+            self._look_for_servers()
+
     def _look_for_servers(self) -> None:
-        """See to it that those who wait don't wait for nobody."""
+        """Until one is there or none can be found, which those who wait are told then."""
         if self._rescue is None or self._rescue.done():
             self._rescue = asyncio.create_task(self._find_server())
 

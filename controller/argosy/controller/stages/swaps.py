@@ -80,4 +80,5 @@ class Swap:
 
     async def _abort(self) -> None:
         self._paused = True  # even if the answer is lost
+        self._rollout.singles.interrupt(self._member)
         await self._server.pause("abort", self._ctx.mutation("swap-pause", *self._names))
