@@ -30,14 +30,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--servers", type=int, nargs="+", default=[8, 64], help="sizes of the fleet (default 8 64)")
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2, 4], help="values of argosy.max_staleness")
-    parser.add_argument("--steps", type=int, default=8, help="steps of each run, the first two not counted (default 8)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=24,
+        help="steps of each run; the first and the last ones are not counted (default 24)",
+    )
     parser.add_argument("--median", type=float, default=1000.0, help="tokens of the median answer (default 1000)")
     parser.add_argument("--threads", type=int, default=1, help="of numerical libraries (the controller uses one)")
     parser.add_argument("--quick", action="store_true", help="2 servers, staleness 0 and 1, 4 steps: does it run?")
     parser.add_argument("--json", action="store_true", help="the results as one line of JSON at the end")
     args = parser.parse_args()
     if args.steps < 4:
-        parser.error(f"--steps is {args.steps}; at least 4 are needed, as two are not counted")
+        parser.error(f"--steps is {args.steps}; at least 4 are needed, as some are not counted")
 
     import torch
     from simulated_fleet.workload import Workload
@@ -45,7 +50,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     work = Workload(median=args.median)
     if args.quick:
-        args.servers, args.staleness, args.steps = [2], [0, 1], 4
+        args.servers, args.staleness, args.steps = [2], [0, 1], 6
         work = Workload(median=args.median, samples_per_server=QUICK_SAMPLES_PER_SERVER)
     found = measure(work, args.servers, args.staleness, args.steps)
     print("controller's time in the last run:")

@@ -32,7 +32,8 @@ from simulated_fleet.trainer import SimulatedReward, SimulatedTrainer
 from simulated_fleet.workload import GROUP, Workload
 
 WARM_UP = 2
-"""Steps at the beginning that are left out of the throughput: an asynchronous run has to fill its pipeline first."""
+"""Steps at the beginning that are left out of the figures, and as many more as the staleness allowed: an asynchronous
+run fills its pipeline first. As many as that are left out at the end, when it empties and begins nothing new."""
 
 
 @dataclass(frozen=True)
@@ -170,20 +171,22 @@ def _result(
     real_before: float,
 ) -> FleetResult:
     count = servers * work.samples_per_server
-    first = min(WARM_UP, len(watch.ends) - 1)
-    steps = len(watch.ends) - first
-    began = watch.ends[first - 1] if first else 0.0
-    step_s = (watch.ends[-1] - began) / steps
-    cpu_s = (watch.cpu[-1] - watch.cpu[first - 1]) / steps * profile.controller_share if first else float("nan")
+    staleness = prepared.config.argosy.max_staleness
+    first, last = WARM_UP + staleness, len(watch.ends) - staleness
+    if last <= first:
+        raise SystemExit(f"--steps: staleness {staleness} needs more than {WARM_UP + 2 * staleness}")
+    steps = last - first
+    step_s = (watch.ends[last - 1] - watch.ends[first - 1]) / steps
+    cpu_s = (watch.cpu[last - 1] - watch.cpu[first - 1]) / steps * profile.controller_share
     pauses = np.array(loop.pauses)
-    told = watch.metrics[first:]
+    told = watch.metrics[first:last]
 
     def mean(name: str) -> float:
         return float(np.mean([row.get(name, 0.0) for row in told]))
 
     return FleetResult(
         servers=servers,
-        staleness=prepared.config.argosy.max_staleness,
+        staleness=staleness,
         steps=len(watch.ends),
         samples_per_step=count,
         step_s=step_s,
