@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import re
 import secrets
 from collections import OrderedDict
@@ -19,8 +18,9 @@ from argosy.controller.openai.source import DATA_SET, SessionSource
 from argosy.controller.openai.tasks import Task
 from argosy.types.records import Scored
 
-SESSION_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")
+SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 MAX_PARTS = 64
+MOST = 3.4e38
 OWN_DATA_SOURCE = "agent"
 """`data_source` of tasks that don't name one: metrics are shown by it."""
 
@@ -67,13 +67,17 @@ class SessionDesk:
 
     async def for_call(self, session_id: str, key: str, wait_s: float) -> Seat:
         """The session that a call names, begun now if it is new. Raises ApiError: 410 if it is over."""
-        if session_id not in self._seats:
+        _check_id(session_id)
+        while session_id not in self._seats:  # its first calls, and the request that begins it, may come side by side
             beginning = self._beginning.get(session_id)
             if beginning is None:
-                beginning = asyncio.create_task(self.begin(session_id, key, OWN_DATA_SOURCE, {}, wait_s))
-                self._beginning[session_id] = beginning
-                beginning.add_done_callback(lambda done: self._begun(session_id, done))
-            await asyncio.shield(beginning)  # its first calls may come side by side
+                beginning = self._start(session_id, key, OWN_DATA_SOURCE, {}, wait_s)
+            try:
+                await asyncio.shield(beginning)
+            except asyncio.CancelledError:
+                caller = asyncio.current_task()
+                if not beginning.cancelled() or (caller is not None and caller.cancelling()):
+                    raise  # it is our caller who gave up, not the client who was beginning it
         seat = self.find(session_id)
         if seat.session.state != "open":
             raise over(seat.session)
@@ -92,22 +96,36 @@ class SessionDesk:
         self, session_id: str, key: str, data_source: str, metadata: Mapping[str, Any], wait_s: float
     ) -> Seat:
         """A new session of a task of that key; "" makes an id. Raises ApiError: 429 if none may begin in time."""
-        if session_id and not SESSION_ID.match(session_id):
-            raise bad_request(
-                f"session id: got {session_id!r}, wants 1 to 128 letters, digits, and ._:- between them", "id"
-            )
-        if session_id in self._seats:
+        if session_id:
+            _check_id(session_id)
+        if session_id in self._seats or session_id in self._beginning:
             raise ApiError(409, f"session {session_id!r} has begun already", code="session_exists")
-        if self.open_count >= self._options.max_sessions:
+        return await self._start(session_id, key, data_source, metadata, wait_s)
+
+    def _start(
+        self, session_id: str, key: str, data_source: str, metadata: Mapping[str, Any], wait_s: float
+    ) -> asyncio.Task[Seat]:
+        """Begin it in a task that everybody who names the session can see."""
+        name = session_id or f"s-{secrets.token_hex(8)}"
+        beginning = asyncio.create_task(self._begin(name, key, data_source, metadata, wait_s))
+        self._beginning[name] = beginning
+        beginning.add_done_callback(lambda done: self._begun(name, done))
+        return beginning
+
+    async def _begin(
+        self, session_id: str, key: str, data_source: str, metadata: Mapping[str, Any], wait_s: float
+    ) -> Seat:
+        under_way = self.open_count + len(self._beginning)  # this one is among the second
+        if under_way > self._options.max_sessions:
             raise ApiError(
                 429,
-                f"{self.open_count} sessions are open (argosy.openai.max_sessions={self._options.max_sessions}): "
-                "finish some",
+                f"{under_way - 1} sessions are open or begin "
+                f"(argosy.openai.max_sessions={self._options.max_sessions}): finish some",
                 code="too_many_sessions",
                 retry_after_s=5,
             )
         task = await self._source.task(key, data_source, wait_s)
-        session = task.begin(session_id or f"s-{secrets.token_hex(8)}", metadata)
+        session = task.begin(session_id, metadata)
         seat = self._seats[session.session_id] = Seat(session, task)
         self._ctx.count("openai/sessions")
         self._forget()
@@ -166,6 +184,13 @@ class SessionDesk:
             del self._seats[session_id]
 
 
+def _check_id(session_id: str) -> None:
+    if not SESSION_ID.fullmatch(session_id):
+        raise bad_request(
+            f"session id: got {session_id!r}, wants 1 to 128 letters, digits, and ._:- between them", "id"
+        )
+
+
 def over(session: Session) -> ApiError:
     """The refusal of a call to a session that has ended."""
     why = "it has its reward" if session.state == "rewarded" else session.reason
@@ -194,4 +219,5 @@ def read_reward(body: Any) -> tuple[Scored, tuple[float, ...]]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Within what a float32 holds, which is what rewards are trained in."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -MOST <= value <= MOST

@@ -32,6 +32,7 @@ from argosy.controller.openai.desk import OWN_DATA_SOURCE, Seat, SessionDesk
 from argosy.controller.openai.errors import ApiError, bad_request, from_argosy
 from argosy.controller.openai.guards import Keys, Places, read_body
 from argosy.controller.openai.parameters import parse_json
+from argosy.controller.plain import cleaned, refusal
 from argosy.types.errors import ArgosyError
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,8 @@ class Endpoints:
         metadata = body.get("metadata", {})
         if not isinstance(metadata, Mapping):
             raise bad_request("metadata: wants an object", "metadata")
+        if problem := refusal(metadata):
+            raise bad_request(f"metadata: {problem}", "metadata")
         if not body.get("group"):
             raise bad_request(
                 "group: wants the name of the task: sessions of one group are compared with each other", "group"
@@ -152,8 +155,8 @@ def _task(seat: Seat) -> dict[str, Any]:
         "messages": [dict(message) for message in prompt.messages],
         "tools": [dict(tool) for tool in prompt.tools],
         "data_source": prompt.data_source,
-        "ground_truth": prompt.ground_truth,
-        "extra_info": dict(prompt.extra_info),
+        "ground_truth": cleaned(prompt.ground_truth),  # Parquet writes missing numbers as NaN, which JSON hasn't
+        "extra_info": cleaned(prompt.extra_info),
     }
 
 

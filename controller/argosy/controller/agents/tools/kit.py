@@ -33,6 +33,7 @@ class ToolKit:
         self._kwargs: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
         self._offered = {str(tool["function"]["name"]) for tool in episode.prompt.tools} or set(calls.tools)
         self._ids: dict[str, str] = {}
+        self._making: dict[str, asyncio.Lock] = {}
         self._call_count = 0
 
     async def __aenter__(self) -> ToolKit:
@@ -80,20 +81,25 @@ class ToolKit:
             known = ", ".join(sorted(self._offered))
             text = f"error: there is no tool {call.name[:100]!r}; the tools are {known}"
             return ToolResponse(text, failed=True, metrics={"malformed_calls": 1.0})
-        if call.name not in self._ids:
-            instance = f"{self._episode.request.key}/{call.name}"
-            self._ids[call.name] = instance
-            tool = self._calls.tools[call.name]
-            try:
-                async with asyncio.timeout(self._calls.time_of(tool)):
-                    named = await self._calls.invoke(tool.create, instance, **self._of(call.name, "create"))
-            except Exception as error:
-                del self._ids[call.name]
-                log.warning("the tool %s could not be made ready", call.name, exc_info=error)
-                return ToolResponse(f"error: {call.name} is not available: {error}"[:1000], failed=True)
-            own = named[0] if isinstance(named, tuple) and named else named  # verl's create gives an id back
-            self._ids[call.name] = own if isinstance(own, str) and own else instance
+        async with self._making.setdefault(call.name, asyncio.Lock()):  # a turn's calls are made side by side
+            if call.name not in self._ids:
+                unable = await self._make(call.name)
+                if unable is not None:
+                    return unable
         return await self._calls.execute(self._ids[call.name], call, self._of(call.name, "execute"))
+
+    async def _make(self, name: str) -> ToolResponse | None:
+        """Create a tool's instance; what to tell the model if that can't be done."""
+        tool, instance = self._calls.tools[name], f"{self._episode.request.key}/{name}"
+        try:
+            async with asyncio.timeout(self._calls.time_of(tool)):
+                named = await self._calls.invoke(tool.create, instance, **self._of(name, "create"))
+        except Exception as error:
+            log.warning("the tool %s could not be made ready", name, exc_info=error)
+            return ToolResponse(f"error: {name} is not available: {error}"[:1000], failed=True)
+        own = named[0] if isinstance(named, tuple) and named else named  # verl's create gives an id back
+        self._ids[name] = own if isinstance(own, str) and own else instance
+        return None
 
     def _enter(self, response: ToolResponse) -> None:
         self._episode.reward(response.reward)
