@@ -382,6 +382,7 @@ class Controller:
         self._stage(self.state.step, "save_checkpoint")
         if not self._noted:
             self._note(everything=True)
+        await self._recorder.settled()  # else a kill between the two leaves a hole in the record
         await self._saves.start(self.state.step, self.controller_state())
 
     def _saved(self, step: int, path: Path) -> None:

@@ -28,11 +28,17 @@ class StepSink(Protocol):
     async def add(self, made: RecordedStep) -> None:
         """Take a step. Returns at once unless the disk is behind."""
 
+    async def settled(self) -> None:
+        """Return when every step that was taken is on disk: before a checkpoint says that it need not come again."""
+
 
 class NoRecorder:
     """What takes the steps of a run that records nothing."""
 
     async def add(self, made: RecordedStep) -> None:
+        """See StepSink."""
+
+    async def settled(self) -> None:
         """See StepSink."""
 
 
@@ -74,8 +80,7 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            while self._pending:
-                await self._settle()
+            await self.settled()
         finally:
             await asyncio.to_thread(self._thread.shutdown)
 
@@ -91,6 +96,11 @@ class Recorder:
             return
         loop = asyncio.get_running_loop()
         self._pending.append(loop.run_in_executor(self._thread, self._writer.write, made))
+
+    async def settled(self) -> None:
+        """See StepSink. Raises StorageError with `must`."""
+        while self._pending:
+            await self._settle()
 
     async def _settle(self) -> None:
         """Wait for the oldest."""

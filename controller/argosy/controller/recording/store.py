@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -29,6 +30,8 @@ from argosy.types.ids import PolicyVersion
 
 FORMAT = 1
 HEAD, INDEX = "record.json", "index.jsonl"
+log = logging.getLogger(__name__)
+
 FOLDER = "record"
 """In a run folder."""
 _META = b"argosy"
@@ -90,7 +93,7 @@ class RecordWriter:
         after_step: Steps done when this start begins; what the folder has beyond them is dropped.
 
     Raises:
-        ConfigError: the folder holds another record, or one that lacks steps before this start.
+        ConfigError: the folder holds another record.
         StorageError: the folder can't be written.
     """
 
@@ -121,7 +124,14 @@ class RecordWriter:
         for step, entry in found.entries.items():
             if step > after_step:
                 (self.folder / entry.file).unlink(missing_ok=True)
-        return [entry for step, entry in sorted(found.entries.items()) if step <= after_step]
+        kept = [entry for step, entry in sorted(found.entries.items()) if step <= after_step]
+        if kept and kept[-1].step < after_step:
+            log.warning(
+                "the record %s ends at step %d, and this start goes on after step %d: what is between is not in it, so "
+                "it can be replayed up to there only",
+                self.folder, kept[-1].step, after_step,
+            )  # fmt: skip
+        return kept
 
     def write(self, made: RecordedStep) -> StepEntry:
         """Write a step and enter it. Raises StorageError."""

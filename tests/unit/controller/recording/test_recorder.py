@@ -45,6 +45,28 @@ async def test_the_loop_waits_only_for_a_disk_that_is_behind(tmp_path: Path) -> 
     assert Record(tmp_path).steps == [1, 2, 3], "all are there when it is closed"
 
 
+async def test_a_checkpoint_waits_until_its_step_is_recorded(tmp_path: Path) -> None:
+    """Else a kill between the two leaves a hole: the run goes on after the step, and the record has it not."""
+    writer = SlowWriter(tmp_path)
+    async with Recorder(writer) as recorder:
+        await recorder.add(made(1))
+        settled = asyncio.create_task(recorder.settled())
+        await asyncio.sleep(0.05)
+        assert not settled.done()
+        writer.may.set()
+        await settled
+        assert Record(tmp_path).steps == [1]
+
+
+def test_a_record_that_lacks_steps_before_a_start_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    RecordWriter(tmp_path, HEAD_).write(made(1))
+    with caplog.at_level(logging.WARNING):
+        RecordWriter(tmp_path, HEAD_, after_step=1)
+        assert not caplog.messages
+        RecordWriter(tmp_path, HEAD_, after_step=3)
+    assert "ends at step 1, and this start goes on after step 3" in caplog.text
+
+
 async def test_a_full_disk_ends_the_record_and_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         async with Recorder(FullDisk(tmp_path, HEAD_)) as recorder:
