@@ -76,6 +76,12 @@ def test_grpo_step_of_argosy() -> None:
     assert found["ratios"] == {}
 
 
+def test_one_step_off() -> None:
+    found = json.loads(run("one_step_off.py", "--quick", "--json").splitlines()[-1])
+    assert [way["name"] for way in found["ways"]] == ["synchronous", "one step off"]
+    assert all(way["step_s"] > 0 and way["answer_tokens"] == 8 for way in found["ways"])
+
+
 def test_weight_delta() -> None:
     rows = quick("weight_delta.py", "--steps", "2")
     assert [row["step"] for row in rows] == [1, 2]
