@@ -135,7 +135,9 @@ class GenerateStream:
         self._wake = asyncio.Event()
         self._member_id = ""
         self.ended = False
-        """No batch may join any more."""
+        """No batch may join any more; one that was on its way when it became idle is still sent."""
+        self._broken = False
+        """Nothing comes any more: every batch has its error."""
         self._writer = asyncio.create_task(self._write())
         self._reader = asyncio.create_task(self._read())
         self._reader.add_done_callback(lambda _: on_end(self))
@@ -147,12 +149,12 @@ class GenerateStream:
             raise InvalidInputError(f"sample {taken[0]} is in flight on {self._peer} already", field="sample_id")
         samples = [sample_request_to_pb(partial.request) for partial in batch.waiting.values()]
         self._owners |= dict.fromkeys(batch.waiting, batch)
-        while self._leaving & batch.waiting.keys() and not self.ended:
+        while self._leaving & batch.waiting.keys() and not self._broken:
             self._changed.clear()
             await self._changed.wait()
         for group in _groups(samples):
             await self._room.acquire()
-            if self.ended:  # it broke meanwhile: the batch has its error already, and so do all who wait for room
+            if self._broken:  # meanwhile: the batch has its error already, and so have all who wait for room
                 self._room.release()
                 return
             for sample in group:
@@ -216,7 +218,7 @@ class GenerateStream:
         except asyncio.CancelledError:
             error = UnavailableError(f"the connection to {self._peer} was closed")
         finally:
-            self.ended = True
+            self.ended = self._broken = True
             self._changed.set()
             self._call.cancel()  # nothing happens if it has ended
             self._writer.cancel()
