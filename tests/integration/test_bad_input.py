@@ -172,6 +172,8 @@ def test_disk_full_keeps_the_last_checkpoint(toy_job: ToyJob, tmp_path: Path) ->
 
     result = subprocess.run(limited, capture_output=True, text=True, preexec_fn=limit, check=False, timeout=180)
     assert result.returncode == 1, result.stdout + result.stderr
-    assert "argosy: error" in result.stderr.strip().splitlines()[-1]
+    error, hint = result.stderr.strip().splitlines()[-2:]
+    assert "argosy: error" in error
+    assert f"{Path(run) / 'global_step_2'}; the same command resumes from it" in hint
     assert (tmp_path / "run" / "global_step_2" / "manifest.json").read_bytes() == before
     assert not (tmp_path / "run" / "global_step_3").exists()

@@ -105,7 +105,16 @@ class SessionDesk:
     def _start(
         self, session_id: str, key: str, data_source: str, metadata: Mapping[str, Any], wait_s: float
     ) -> asyncio.Task[Seat]:
-        """Begin it in a task that everybody who names the session can see."""
+        """Begin it in a task that everybody who names the session can see. Raises ApiError (429): there are enough."""
+        under_way = self.open_count + len(self._beginning)
+        if under_way >= self._options.max_sessions:
+            raise ApiError(
+                429,
+                f"{under_way} sessions are open or begin (argosy.openai.max_sessions={self._options.max_sessions}): "
+                "finish some",
+                code="too_many_sessions",
+                retry_after_s=5,
+            )
         name = session_id or f"s-{secrets.token_hex(8)}"
         beginning = asyncio.create_task(self._begin(name, key, data_source, metadata, wait_s))
         self._beginning[name] = beginning
@@ -115,15 +124,6 @@ class SessionDesk:
     async def _begin(
         self, session_id: str, key: str, data_source: str, metadata: Mapping[str, Any], wait_s: float
     ) -> Seat:
-        under_way = self.open_count + len(self._beginning)  # this one is among the second
-        if under_way > self._options.max_sessions:
-            raise ApiError(
-                429,
-                f"{under_way - 1} sessions are open or begin "
-                f"(argosy.openai.max_sessions={self._options.max_sessions}): finish some",
-                code="too_many_sessions",
-                retry_after_s=5,
-            )
         task = await self._source.task(key, data_source, wait_s)
         session = task.begin(session_id, metadata)
         seat = self._seats[session.session_id] = Seat(session, task)

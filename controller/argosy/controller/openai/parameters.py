@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.controller.openai.errors import ApiError, bad_request
 from argosy.controller.openai.messages import read_messages
+from argosy.controller.plain import refusal
 from argosy.text.chat import Message
 
 MAX_CHOICES = 128
@@ -83,11 +83,14 @@ def read_call(body: Any) -> ChatCall:
 
 
 def parse_json(data: bytes) -> Any:
-    """A body's JSON, without the NaN and Infinity that Python would take. Raises ApiError."""
+    """A body's JSON, without what Python would take and nobody could carry on. Raises ApiError."""
     try:
-        return json.loads(data, parse_constant=_no_constant)
+        body = json.loads(data, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the body is not valid JSON: {error}") from error
+    if problem := refusal(body):  # half a character, which no tokenizer takes, or a number beyond a double
+        raise bad_request(f"the body: {problem}")
+    return body
 
 
 def _no_constant(name: str) -> float:
@@ -216,7 +219,7 @@ def _real(given: Mapping[str, Any], name: str, low: float, high: float) -> float
     if value is None:
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not low <= value <= high:
+    if not number or not low <= value <= high:
         raise bad_request(f"{name}: got {_short(value)}, wants a number {low:g} … {high:g}", name)
     return float(value)
 

@@ -15,6 +15,7 @@ from argosy.config import Config
 from argosy.controller.groups import Ticket
 from argosy.controller.openai.desk import SessionDesk, read_reward
 from argosy.controller.openai.errors import ApiError
+from argosy.controller.openai.parameters import parse_json
 from argosy.controller.openai.routes import _task
 from argosy.controller.openai.tasks import Task
 from argosy.types.ids import GroupId
@@ -80,15 +81,17 @@ async def test_a_call_whose_client_leaves_ends() -> None:
         await call
 
 
-async def test_sessions_that_wait_for_a_task_count_as_open() -> None:
-    desk = desk_of(Source())
+async def test_of_a_burst_as_many_sessions_begin_as_may_be_open() -> None:
+    source = Source()
+    desk = desk_of(source)
     desk._options = types.SimpleNamespace(max_sessions=2)  # type: ignore[assignment]
-    waiting = [asyncio.create_task(desk.begin(name, "group:g", "agent", {}, 5)) for name in ("a", "b")]
+    burst = [asyncio.create_task(desk.begin(name, "group:g", "agent", {}, 5)) for name in "abc"]
     await asyncio.sleep(0.01)
-    with pytest.raises(ApiError, match="max_sessions=2"):
-        await desk.begin("c", "group:g", "agent", {}, 5)
-    for one in waiting:
-        one.cancel()
+    source.come.set()
+    ends = await asyncio.gather(*burst, return_exceptions=True)
+    assert source.names == ["a", "b"]
+    assert isinstance(ends[2], ApiError)
+    assert "max_sessions=2" in str(ends[2])
 
 
 @pytest.mark.parametrize("name", ["abc\n", " a", "a/b", "x" * 129])
@@ -101,6 +104,12 @@ async def test_what_is_no_session_id_is_refused(name: str) -> None:
 def test_a_reward_that_no_float32_holds_is_refused(text: str) -> None:
     with pytest.raises(ApiError, match="wants a finite number"):
         read_reward(json.loads(text))
+
+
+@pytest.mark.parametrize("body", [b'{"a": "\\ud800"}', b'{"a": 1e999}', b'{"temperature": 1' + b"0" * 400 + b"}"])
+def test_a_body_that_nobody_could_carry_is_refused(body: bytes) -> None:
+    with pytest.raises(ApiError, match="the body"):
+        parse_json(body)
 
 
 def test_missing_numbers_of_a_row_are_null_for_its_agent() -> None:

@@ -85,8 +85,7 @@ async def test_rollouts_alone_fail_with_their_record(tmp_path: Path) -> None:
 async def test_a_record_ends_at_its_limit(tmp_path: Path) -> None:
     async with Recorder(RecordWriter(tmp_path, HEAD_), max_bytes=1) as recorder:
         await recorder.add(made(1))
-        while not Record(tmp_path).steps:  # noqa: ASYNC110 - the other thread's doing
-            await asyncio.sleep(0.01)
+        await recorder.settled()
         await recorder.add(made(2))
     assert Record(tmp_path).steps == [1]
     assert "argosy.record.max_gb" in recorder.stopped
