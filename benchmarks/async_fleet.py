@@ -61,23 +61,24 @@ def main() -> None:
 
 
 def measure(work: Workload, sizes: list[int], values: list[int], steps: int) -> list[FleetResult]:
-    """One run for each size and staleness, printed as it comes. A size's ratio is to its own run with staleness 0."""
+    """One run for each size and staleness, printed as it comes. Ratio and bound are to the size's run with staleness 0."""
     from simulated_fleet.run import run_fleet
     from simulated_fleet.workload import bound_of
 
     found = []
     print(COLUMNS)
     for servers in sizes:
-        bound = bound_of(work, servers).ratio
-        synchronous = None
+        bound, synchronous = bound_of(work, servers), None
         for staleness in values:
             one = run_fleet(work, servers, staleness, steps)
             found.append(one)
             if staleness == 0:
-                synchronous = one.samples_per_s
-            ratio = f"{one.samples_per_s / synchronous:5.2f}" if synchronous else "    -"
+                synchronous = one.step_s
+            ratio, most = "    -", "    -"
+            if synchronous:
+                ratio, most = f"{synchronous / one.step_s:5.2f}", f"{bound.ratio(synchronous):5.2f}"
             print(
-                f"{servers:7d} {staleness:2d} {one.step_s:7.1f} {one.samples_per_s:10.2f}  {ratio}  {bound:5.2f} "
+                f"{servers:7d} {staleness:2d} {one.step_s:7.1f} {one.samples_per_s:10.2f}  {ratio}  {most} "
                 f"{100 * one.trainer_busy:6.0f} % {100 * one.servers_busy:6.0f} % "
                 f"{one.staleness_mean:9.2f}/{one.staleness_max:.0f} {one.controller_cpu_s:14.2f} "
                 f"{one.controller_samples_per_s:11.0f} {one.memory_mb:7.0f}"

@@ -106,17 +106,17 @@ class Workload:
 
 @dataclass(frozen=True)
 class Bound:
-    """What no schedule can beat, seconds a step."""
+    """What no schedule can beat at mean lengths, seconds a step."""
 
     synchronous_s: float
     """Longest answer alone on its server, then the update and the weights."""
     asynchronous_s: float
     """Whatever is slower: the update and the weights, or all servers generating without a pause."""
 
-    @property
-    def ratio(self) -> float:
-        """Of throughputs."""
-        return self.synchronous_s / self.asynchronous_s
+    def ratio(self, synchronous_s: float) -> float:
+        """Most that an asynchronous run can gain on a synchronous one whose steps took so long. (The quotient of the
+        two fields bounds nothing: a synchronous step, in which samples share servers, is longer than its bound.)"""
+        return synchronous_s / self.asynchronous_s
 
 
 def bound_of(work: Workload, servers: int) -> Bound:
