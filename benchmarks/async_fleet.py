@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def measure(work: Workload, sizes: list[int], values: list[int], steps: int) -> list[FleetResult]:
-    """One run for each size and staleness, printed as it comes. Ratio and bound are to the size's run with staleness 0."""
+    """One run for each size and staleness, printed as it comes. Ratio and bound are to its run with staleness 0."""
     from simulated_fleet.run import run_fleet
     from simulated_fleet.workload import bound_of
 
