@@ -19,7 +19,7 @@ argosy.replay.path=…` trains from and which any reader of Parquet opens (docs/
 
 Examples:
   argosy rollout actor_rollout_ref.model.path=MODEL data.train_files=train.parquet data.train_batch_size=64 \\
-      actor_rollout_ref.rollout.n=8 --steps 4 --out rollouts
+      actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.rollout.n=8 --steps 4 --out rollouts
   argosy rollout --config run.yaml                       the whole data set, trainer.total_epochs times
 
 The same command again goes on after the last recorded step.
