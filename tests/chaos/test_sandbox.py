@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 
 from argosy.reward.verifiers.code import CodeVerifier
@@ -84,15 +85,25 @@ def assert_score(chosen: CodeVerifier, code: str, tests: Mapping[str, object], s
 
 
 def foreign_processes() -> set[int]:
-    """Processes in another pid namespace than ours: what is in a sandbox, or has left one."""
-    own, found = os.readlink("/proc/self/ns/pid"), set()
+    """Processes in another pid namespace than ours: what is in a sandbox, or has left one. Not those of a sandbox that
+    another program, such as a test beside this one, holds."""
+    found = set()
     for name in os.listdir("/proc"):
         try:
-            if name.isdecimal() and os.readlink(f"/proc/{name}/ns/pid") != own:
+            if name.isdecimal() and not _in_our_namespace(int(name)) and not _held_by_others(int(name)):
                 found.add(int(name))
-        except OSError:
+        except (OSError, psutil.NoSuchProcess):
             continue
     return found
+
+
+def _in_our_namespace(pid: int) -> bool:
+    return os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid")
+
+
+def _held_by_others(pid: int) -> bool:
+    outside = [above.pid for above in psutil.Process(pid).parents() if above.pid != 1 and _in_our_namespace(above.pid)]
+    return bool(outside) and os.getpid() not in outside
 
 
 def listening() -> set[str]:

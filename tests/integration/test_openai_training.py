@@ -55,7 +55,7 @@ async def drive(folder: Path, workers: int) -> list[float]:
     done: list[float] = []
     limits = httpx.Limits(max_connections=workers + 8, max_keepalive_connections=workers + 8)
 
-    base = AsyncOpenAI(base_url=address, api_key="none", max_retries=0)
+    base = AsyncOpenAI(base_url=address, api_key="none")
 
     async def until_over(http: httpx.AsyncClient) -> None:
         try:

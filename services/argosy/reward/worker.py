@@ -112,8 +112,8 @@ class _BuiltIn:
             algebra.use_isolation()  # again after each import, so that the children share what was loaded
             self._prepared.add(verifier.name)
             self._replies.write(encode({"loading": False}))
-        BUDGET.begin(quota_s=quota_s, allowed_s=allowed_s)
-        return self._bounded(verifier, request)
+        with BUDGET.sample(quota_s=quota_s, allowed_s=allowed_s):
+            return self._bounded(verifier, request)
 
     def _bounded(self, verifier: Verifier, request: Mapping[str, Any]) -> Outcome:
         """What the evaluation of an answer's own expression costs is measured where it is evaluated, in a child: too

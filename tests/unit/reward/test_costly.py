@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ import pytest
 
 from argosy.reward.verifiers import VERIFIERS, algebra, find_verifier
 from argosy.reward.verifiers.base import Verifier
+from argosy.reward.verifiers.budget import BUDGET
 from argosy.reward.verifiers.scoring import score
 from argosy.reward.worker import _BuiltIn
 from argosy.types.records import Failed, Outcome, Scored
@@ -46,6 +48,19 @@ def judged(verifier: Verifier, monkeypatch: pytest.MonkeyPatch, text: str = "Ans
     monkeypatch.setitem(VERIFIERS, "test/source", verifier)
     sample = {"data_source": "test/source", "response_text": text, "ground_truth": "7", "extra_info": {}}
     return _BuiltIn(0.05, io.BytesIO()).score({"samples": [sample], "quota_s": None, "allowed_s": 60.0})[0]
+
+
+@pytest.mark.usefixtures("_restored")
+def test_a_sample_bounds_itself_and_nothing_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+
+    def verify(solution: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> Outcome:
+        seen.append(BUDGET.end - time.monotonic())
+        return Scored(1.0)
+
+    judged(Verifier("test", verify), monkeypatch)
+    assert 0 < seen[0] <= 60
+    assert BUDGET.end == BUDGET.left_s + BUDGET.spent_s == math.inf
 
 
 @pytest.mark.usefixtures("_restored")

@@ -120,8 +120,17 @@ def test_without_processors_to_spare_the_slow_lane_waits_for_the_fast_one() -> N
     spare.put([job()])
     for _ in range(2):
         spare.put_aside(job())
-    assert taken(spare.take_slow, 20) is not None
+    began, over = threading.Event(), threading.Event()
+
+    def slow_worker() -> None:  # it stays: a thread that ended may give its number to the next
+        spare.take_slow()
+        began.set()
+        over.wait(60)
+
+    threading.Thread(target=slow_worker, daemon=True).start()
+    assert began.wait(20)
     assert taken(spare.take_slow, 0.2) is None, "one processor, one sample"
+    over.set()
 
 
 def test_the_first_verdict_counts() -> None:

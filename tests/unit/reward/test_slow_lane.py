@@ -81,7 +81,8 @@ def leftovers() -> list[psutil.Process]:
     return idle
 
 
-async def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 240.0) -> None:
+    """A hang guard: what runs at the lowest priority comes to its end only when others leave it a processor."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never came true"

@@ -23,6 +23,10 @@ ADDRESS_FILE = "openai.json"
 REQUEST_TIMEOUT_S = 30.0
 """A connection whose first request isn't begun by then is closed."""
 
+KEEP_ALIVE_S = 120
+"""An idle connection is kept for longer than clients keep it (httpx and Node 5 s, Go 90 s): if both gave it up at one
+time, a call that is just being sent would fail without an answer."""
+
 
 class _Protocol(H11Protocol):
     """Closes connections that say nothing, or only half a request."""
@@ -66,6 +70,7 @@ async def serve_app(
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(grace_s)),
         backlog=1024,
     )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class PutAsideError(BaseException):
@@ -20,15 +22,21 @@ class Budget:
     def __init__(self) -> None:
         self.background = False
         """Whether children have the lowest priority, so that they give way to everything else. For a worker's life."""
-        self.begin()
-
-    def begin(self, *, quota_s: float | None = None, allowed_s: float = math.inf) -> None:
-        """Another sample. `allowed_s`: seconds on the clock."""
         self.spent_s = 0.0
-        """So far."""
-        self.end = time.monotonic() + allowed_s
+        """By the sample so far, or by the last one."""
+        self.end = math.inf
         """When whoever waits for the sample gives it up, by time.monotonic()."""
+        self._quota_s = math.inf
+
+    @contextmanager
+    def sample(self, *, quota_s: float | None, allowed_s: float) -> Iterator[None]:
+        """Bounds what is judged within it. `quota_s`: None is none. `allowed_s`: seconds on the clock."""
+        self.spent_s, self.end = 0.0, time.monotonic() + allowed_s
         self._quota_s = math.inf if quota_s is None else quota_s
+        try:
+            yield
+        finally:
+            self.end = self._quota_s = math.inf  # not for whatever this process does next
 
     @property
     def left_s(self) -> float:

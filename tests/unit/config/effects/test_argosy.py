@@ -94,7 +94,9 @@ async def test_kv_tokens(job: Config, cores: Cores) -> None:
     core = cores("rollout", job.with_values({"argosy.rollout.kv_tokens": 30, "data.max_prompt_length": 16}))
     assert (await core.status()).kv_total_tokens == 30
     most = 0
-    requests = [GenerateRequest(SampleId(0, 0, k), (5, 6, 7), SamplingParams(8, ignore_eos=True)) for k in range(6)]
+    requests = [
+        GenerateRequest(SampleId(0, 0, k), (5, 6, 7), SamplingParams(8, ignore_eos=True)) for k in range(100)
+    ]  # looked at now and then
     async for _ in core.generate_runs(requests, deadline_s=60, interval_tokens=1):
         most = max(most, (await core.status()).running_count)
     assert most == 2

