@@ -22,6 +22,7 @@ from argosy.weightsync.collective.process import close_idle
 from argosy.weightsync.hosts import host_id
 from argosy.weightsync.transports import SendOptions, TransferPlan, shared_memory
 from argosy.weightsync.transports import collective as transport
+from support.freezing import freeze
 
 pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("chaos")]
 
@@ -122,7 +123,7 @@ async def test_d10_one_receiver_stalls_and_the_other_commits(snapshot: Snapshot)
     first = asyncio.create_task(transport.receive(opened.offers[0], snapshot, snapshot.manifest, stalled, 12.0))
     await started(stalled)
     (pid,) = workers() - before
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     begun = time.monotonic()
     await transport.receive(opened.offers[1], snapshot, snapshot.manifest, whole, DEADLINE_S)
     whole.finish()
@@ -137,7 +138,7 @@ async def test_d10_one_receiver_stalls_and_the_other_commits(snapshot: Snapshot)
 
 async def test_d10_a_sender_that_stops_costs_the_deadline(snapshot: Snapshot) -> None:
     opened = await transport.open_transfer(snapshot, TransferPlan("s", 1, DEADLINE_S, "f"), OPTIONS)
-    os.kill(opened.worker_pid, signal.SIGSTOP)
+    freeze(opened.worker_pid)
     begun = time.monotonic()
     with pytest.raises((DeadlineError, UnavailableError)):
         await transport.receive(opened.offers[0], snapshot, snapshot.manifest, Staging(snapshot.manifest), 3.0)

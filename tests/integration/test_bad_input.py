@@ -143,6 +143,25 @@ def test_a_port_that_is_taken(attempt: Callable[..., tuple[int, str]]) -> None:
     assert "taken" in err
 
 
+def test_an_endpoint_that_could_not_open(
+    attempt: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Told before anything starts, though the endpoint opens only after the first validation."""
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    endpoint = ("argosy.openai.enable=true", "trainer.val_before_train=True")
+    code, err = attempt(*endpoint, "argosy.openai.api_key_env=NO_SUCH_KEY")
+    assert code == 2
+    assert "NO_SUCH_KEY is not set: export it" in err
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        code, err = attempt(*endpoint, f"argosy.openai.port={taken.getsockname()[1]}")
+    assert code == 1
+    assert "argosy.openai.port: can't listen" in err
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert not (tmp_path / "run" / "config.yaml").exists(), "no service was started"
+
+
 def test_etcd_absent(attempt: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, err = attempt("argosy.placement=local", f"argosy.membership.etcd_binary={tmp_path}/no-etcd")
     assert code != 0

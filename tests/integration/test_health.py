@@ -22,6 +22,7 @@ from argosy.config import Config
 from argosy.membership import server
 from argosy.modeling.tiny import save_tiny_model
 from argosy.rpc.server import LIVENESS, NOT_SERVING, SERVING
+from support.freezing import freeze
 
 PROGRAM = Path(__file__).parent / "launcher_programs" / "faulty_rollout.py"
 BOUND_S = 1.0
@@ -168,7 +169,7 @@ def test_f10_a_blocked_event_loop_is_found_out_and_ends_the_server(
 def test_f10_a_stopped_process_is_not_a_blocked_loop(rollout: tuple[subprocess.Popen[bytes], Checks]) -> None:
     process, checks = rollout
     checks.until(SERVING, 60)
-    process.send_signal(signal.SIGSTOP)
+    freeze(process.pid)
     time.sleep(2 * BOUND_S)
     process.send_signal(signal.SIGCONT)
     time.sleep(BOUND_S)

@@ -99,10 +99,11 @@ def test_a_damaged_record_is_refused(
     folder.mkdir()
     for file in (recorded / "record").iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
-    victim = folder / "step-00000001.parquet"
+    victim = folder / "step-00000003.parquet"
     victim.write_bytes(victim.read_bytes()[:-1])
     assert call(toy_job, "train", "damaged", f"argosy.replay.path={folder}") == 1
-    assert "step-00000001.parquet has" in capsys.readouterr().err
+    assert "step 3: step-00000003.parquet has" in capsys.readouterr().err
+    assert not (toy_job.folder / "damaged" / "metrics.jsonl").exists(), "no step was trained before it was found"
 
 
 def test_rollouts_without_a_trainer_go_on_and_can_be_replayed(

@@ -152,7 +152,7 @@ def test_an_interrupted_run_without_a_checkpoint_starts_again(
     toy_job: ToyJob, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sample ids are places in the data: what an earlier life had drawn must not count as drawn twice."""
-    from argosy.controller import loop
+    from argosy.controller.stages import assemble
     from argosy.controller.stages.advantage import add_advantages
 
     calls = []
@@ -163,7 +163,7 @@ def test_an_interrupted_run_without_a_checkpoint_starts_again(
             raise OSError("pulled the plug")
         return add_advantages(*args)
 
-    monkeypatch.setattr(loop, "add_advantages", failing)
+    monkeypatch.setattr(assemble, "add_advantages", failing)
     assert train(toy_job, "plug", "trainer.total_training_steps=4") == 1
     monkeypatch.undo()
     assert train(toy_job, "plug", "trainer.total_training_steps=4") == 0

@@ -20,7 +20,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes | memoryview) -> None:
     """Replace `path` by `data`: written beside it, synced, renamed. Raises StorageError with a clear message."""
     temporary = path.with_name(path.name + ".partial")
     try:

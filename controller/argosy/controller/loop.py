@@ -19,31 +19,23 @@ from typing import Any, Protocol
 
 from argosy.algorithms.kl_reward import KLController
 from argosy.controller.agents.build import build_agents
-from argosy.controller.canary import agreement_metrics, warn_of_disagreement
+from argosy.controller.canary import warn_of_disagreement
 from argosy.controller.context import RunContext
 from argosy.controller.control import RunControl
 from argosy.controller.data.sampler import PromptSampler
 from argosy.controller.ledger import LedgerCut
-from argosy.controller.metrics import batch_metrics, outcome_metrics, performance_metrics
+from argosy.controller.metrics import performance_metrics
 from argosy.controller.openai.endpoint import open_endpoint
 from argosy.controller.producing import NoMoreSteps, Produced, StepProducer, StepRecord
 from argosy.controller.recording.recorder import NoRecorder, StepSink
 from argosy.controller.recording.store import RecordedStep
 from argosy.controller.recovery import IN_FLIGHT, PENDING_VALIDATION, CheckpointStore
-from argosy.controller.stages.advantage import (
-    add_advantages,
-    add_baselines,
-    add_reward_parts,
-    build_batch,
-    subtract_kl,
-)
-from argosy.controller.stages.correction import correct_rollout, take_rollout_log_probs
+from argosy.controller.stages import assemble
 from argosy.controller.stages.held_out import HeldOutPasses
 from argosy.controller.stages.parity import PROMPT_COUNT, ParityGate
 from argosy.controller.stages.reference import add_log_probs
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.controller.stages.save import CheckpointSaves
-from argosy.controller.stages.shaping import shape_rewards
 from argosy.controller.stages.sync import publish_and_sync
 from argosy.controller.stages.update import update_policy
 from argosy.controller.stages.validation import ValidationResult
@@ -53,7 +45,7 @@ from argosy.controller.timing import timed
 from argosy.telemetry.traces import span
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.ids import PolicyVersion, SampleId
-from argosy.types.records import Prompt, Scored, StepResult
+from argosy.types.records import Prompt, StepResult
 
 log = logging.getLogger(__name__)
 
@@ -197,10 +189,10 @@ class Controller:
             metrics = dict(produced.metrics)
             with timed(timing, "parity"):
                 metrics |= await self._settle_parity()  # before anything is trained on what that engine sampled
-            batch, more = await self._prepare(record, timing)
+            batch, more, fates = await self._prepare(record, timing)
             metrics |= more
             metrics |= await self._update(batch, step, timing)
-            self._account(batch, record, step)
+            self._account(fates, step)
             if self.held_out.under_way:  # of the weights that are on the servers until now
                 with timed(timing, "testing"):
                     await self._settle_validation(step)
@@ -211,7 +203,7 @@ class Controller:
             if validates or step == self._total_steps or not self._parity.may_overlap:
                 with timed(timing, "parity"):
                     metrics |= await self._settle_parity()
-            self._commit(step)
+            await self._commit(step)
             kept = RecordedStep(record, produced.metrics, self.state.sampler_state, self.state.reward_state)
             await self._recorder.add(kept)
             self.state.counters = dict(self.ctx.counters)
@@ -230,13 +222,14 @@ class Controller:
         self._observer.step_done(step, metrics, record)
         self._control.view.metrics = metrics
 
-    def _commit(self, step: int) -> None:
+    async def _commit(self, step: int) -> None:
         """Close the books of a step, and note what is under way in the same moment."""
-        self.state.cut = self.ctx.ledger.commit_step(step, self._producer.open_groups())
+        closing = self.ctx.ledger.begin_commit(step, self._producer.open_groups())
         # All tokens under way are much: they are noted where they will be saved. Where nothing is under way, what comes
         # after this moment is no part of the step, and must not be in what a later save of it keeps.
         self._noted = self._saves_now() or not self._producer.open_groups()
         self._note(everything=self._noted)
+        self.state.cut = await closing
 
     def _note(self, *, everything: bool) -> None:
         """What a checkpoint of the present step needs, all of one moment."""
@@ -264,28 +257,15 @@ class Controller:
             "training/epoch": float(record.prompts[0].group.data_epoch),
         }
 
-    async def _prepare(self, record: StepRecord, timing: dict[str, float]) -> tuple[TrajectoryBatch, dict[str, float]]:
-        """Log-probs and advantages of a scored step."""
-        config, step = self.ctx.config, record.step
-        batch, metrics = shape_rewards(config, build_batch(record.prompts, record.completions, record.outcomes))
-        batch = add_reward_parts(config, batch, record.outcomes)
-        if record.baselines:
-            batch = add_baselines(batch, record.baselines)
-        batch = await self._ask_models(batch, step, timing)
-        metrics |= outcome_metrics(outcome for _, outcome in sorted(record.outcomes.items()))
-        metrics |= agreement_metrics(batch)
-        batch = take_rollout_log_probs(config, batch)
-        with timed(timing, "adv"), span("stage.advantage", step=step):
-            if config.algorithm.use_kl_in_reward:
-                batch, more = subtract_kl(config, batch, self.kl)
-                metrics |= more
-            batch, more = correct_rollout(config, batch)
-            metrics |= more
-            batch, more = add_advantages(config, batch)
-        data = config.data
-        metrics |= more
-        metrics |= batch_metrics(batch, record.completions, data.max_response_length, data.max_prompt_length)
-        return batch, metrics
+    async def _prepare(
+        self, record: StepRecord, timing: dict[str, float]
+    ) -> tuple[TrajectoryBatch, dict[str, float], assemble.Fates]:
+        """Log-probs and advantages of a scored step, and what becomes of its samples."""
+        config = self.ctx.config
+        batch, metrics = await asyncio.to_thread(assemble.build, config, record)
+        batch = await self._ask_models(batch, record.step, timing)
+        batch, more, fates = await asyncio.to_thread(assemble.finish, config, record, batch, self.kl, timing)
+        return batch, metrics | more, fates
 
     async def _ask_models(self, batch: TrajectoryBatch, step: int, timing: dict[str, float]) -> TrajectoryBatch:
         """The batch with log-probs and, with a critic, values: by other processes, so at one time."""
@@ -326,19 +306,17 @@ class Controller:
             results = [tasks.create_task(update()) for update in updates]
         return {name: value for result in results for name, value in result.result().metrics.items()}
 
-    def _account(self, batch: TrajectoryBatch, record: StepRecord, step: int) -> None:
+    def _account(self, fates: assemble.Fates, step: int) -> None:
         """Enter what became of every sample of the step."""
-        kept = batch.ragged("response_mask").segment_sum() > 0
-        live = {sample for sample, trained in zip(batch.sample_ids, kept, strict=True) if trained}
-        judged = {sample for sample, outcome in record.outcomes.items() if isinstance(outcome, Scored)}
-        self.ctx.ledger.trained(sorted(judged & live), step)
-        self.ctx.ledger.dropped(sorted(judged - live), "no token of it is trained: it is empty, or was rejected")
-        self.ctx.ledger.dropped(sorted(set(batch.sample_ids) - judged), "not judged: its tokens were masked out")
+        self.ctx.ledger.trained(fates.trained, step)
+        self.ctx.ledger.dropped(fates.empty, "no token of it is trained: it is empty, or was rejected")
+        self.ctx.ledger.dropped(fates.unjudged, "not judged: its tokens were masked out")
 
     async def _sync(self) -> None:
         self._stage(self.state.step, "update_weights")
         with span("stage.sync", step=self.state.step):
             if self.ctx.services.rollouts:
+                self._parity.expect()
                 self.state.version = await publish_and_sync(self.ctx, self._rollout, self.state.step)
         self._producer.synced(self.state.step)
         self._control.view.step, self._control.view.version = self.state.step, self.state.version

@@ -11,6 +11,7 @@ from typing import Any
 from argosy.config import Config, validate_row_count
 from argosy.controller.data.prompts import load_prompts
 from argosy.controller.data.sampler import PromptSampler
+from argosy.controller.openai.endpoint import check_endpoint
 from argosy.controller.recording.fitting import check_fits
 from argosy.controller.recording.replay import RecordedOrder, open_replay
 from argosy.controller.recording.store import Record
@@ -23,6 +24,7 @@ class PreparedRun:
     """Data, data order, checkpoint and length of a run. Writes nothing but the run folder itself."""
 
     def __init__(self, config: Config) -> None:
+        check_endpoint(config)
         self.run_dir = config.run_folder.resolve()
         make_folder(self.run_dir)
         trainer = config.trainer
@@ -88,7 +90,7 @@ class PreparedRun:
 def data_order(config: Config) -> tuple[PromptSampler, set[str]]:
     """The training prompts in their order, and the data sources among them. Raises InvalidInputError, ConfigError."""
     source = load_prompts(config, "train")
-    validate_row_count(config, len(source))
+    validate_row_count(config, len(source), filtered_count=source.dropped_count)
     seed = config.argosy.seed if config.data.seed is None else config.data.seed
     batch_size = config.data.gen_batch_size or config.data.train_batch_size
     return PromptSampler(source, batch_size, shuffle=config.data.shuffle, seed=seed), source.data_sources()

@@ -20,12 +20,26 @@ from argosy.controller.stages.filtering import GroupFilter, NoFullBatchError
 from argosy.controller.stages.generation import GenerationBatch, GenerationStage, OnStage
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.controller.stages.shaping import reward_of
+from argosy.controller.staleness import staleness_metrics
 from argosy.telemetry.traces import span, traceparent
 from argosy.types.errors import ConfigError
 from argosy.types.ids import GroupId, PolicyVersion, SampleId
 from argosy.types.records import Completion, Outcome, Prompt
 
-__all__ = ["NoMoreSteps", "Produced", "Producer", "StepParts", "StepProducer", "StepRecord", "finish_step"]
+__all__ = [
+    "DATA_OVER",
+    "NoMoreSteps",
+    "Produced",
+    "Producer",
+    "StepParts",
+    "StepProducer",
+    "StepRecord",
+    "end_of_data",
+    "finish_step",
+]
+
+DATA_OVER = "the data ended before the step was full"
+"""Why samples of a step that never was are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +231,25 @@ class Producer:
         self._generation.failures.restore(state.get("failures", {}))
 
     def _end_of_data(self, step: int, made: StepParts) -> NoMoreSteps:
-        self._ctx.ledger.dropped(sorted(made.completions), "the data ended before the step was full")
-        return NoMoreSteps(
-            f"the data of trainer.total_epochs={self._ctx.config.trainer.total_epochs} is used up before "
-            f"step {step} is full ({made.groups.counts()})"
-        )
+        self._ctx.ledger.dropped(sorted(made.completions), DATA_OVER)
+        return end_of_data(self._ctx.config, step, made.groups)
+
+
+def end_of_data(config: Config, step: int, groups: GroupFilter) -> NoMoreSteps:
+    """The data ended before a step was full: a clean end, unless there is no step before it (case C10)."""
+    reason = (
+        f"the data of trainer.total_epochs={config.trainer.total_epochs} is used up before step {step} is full "
+        f"({groups.counts()})"
+    )
+    if step > 1:
+        return NoMoreSteps(reason)
+    return NoMoreSteps(
+        reason,
+        NoFullBatchError(
+            f"{reason}: nothing was trained. The prompts may be too easy or too hard: look at the scores, or raise "
+            "trainer.total_epochs or actor_rollout_ref.rollout.n"
+        ),
+    )
 
 
 def finish_step(
@@ -233,6 +261,7 @@ def finish_step(
     found |= metrics
     found["rollout/overlong_prompts"] = float(made.overlong_count)
     sampled = made.sampled(made.completions)
+    found |= staleness_metrics(step, sampled)
     greedy = {sample: row for sample, row in made.completions.items() if sample not in sampled}
     baselines = {
         sample.group: reward_of(ctx.config, made.outcomes[sample], len(row.token_ids), row.turn_rewards)

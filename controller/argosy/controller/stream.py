@@ -17,13 +17,13 @@ from typing import Any
 
 from argosy.controller.context import RunContext
 from argosy.controller.groups import FinishedGroup, GroupSource, Ticket
-from argosy.controller.producing import NoMoreSteps, Produced, StepParts, finish_step
+from argosy.controller.producing import DATA_OVER, NoMoreSteps, Produced, StepParts, end_of_data, finish_step
 from argosy.controller.rewards.failures import FailureWindow
 from argosy.controller.stages.filtering import GroupFilter
 from argosy.controller.stages.generation import OnStage
 from argosy.controller.stages.load import ServerLoad
 from argosy.controller.stages.rollout import RolloutStage
-from argosy.controller.staleness import choose, deadline_of, room, staleness_metrics
+from argosy.controller.staleness import choose, deadline_of, room
 from argosy.controller.stream_codec import group_from_json, group_to_json
 from argosy.telemetry.traces import span, traceparent
 from argosy.types.errors import StateError
@@ -33,7 +33,6 @@ from argosy.types.records import Scored
 TOO_OLD = "too old: its oldest token is of more than argosy.max_staleness versions before"
 SURPLUS = "over-sampled: others were done first"
 RUN_OVER = "the run was over before it was trained"
-DATA_OVER = "the data ended before the step was full"
 
 
 @dataclass(slots=True)
@@ -233,10 +232,7 @@ class GroupStream:
         for group in self._finished:
             self._drop(group, DATA_OVER)
         self._finished.clear()
-        epochs = self._ctx.config.trainer.total_epochs
-        return NoMoreSteps(
-            f"the data of trainer.total_epochs={epochs} is used up before step {step} is full ({groups.counts()})"
-        )
+        return end_of_data(self._ctx.config, step, groups)
 
     def _take(self, step: int, chosen: list[FinishedGroup], trace: str, started: float, waited_s: float) -> Produced:
         parts, counts = self._parts, self._counts
@@ -257,7 +253,7 @@ class GroupStream:
             "group_gen": max(group.generate_s for group in chosen),
             "group_reward": max(group.score_s for group in chosen),
         }
-        metrics = self._rollout.metrics() | self._load.metrics() | self._metrics(step, parts, counts, waited_s)
+        metrics = self._rollout.metrics() | self._load.metrics() | self._metrics(parts, counts, waited_s)
         self._changed.set()
         return finish_step(self._ctx, step, parts, trace, self, metrics)
 
@@ -279,8 +275,8 @@ class GroupStream:
             self._source.stop(ticket, reason)
             counts.surplus += 1
 
-    def _metrics(self, step: int, parts: StepParts, counts: _Counts, waited_s: float) -> dict[str, float]:
-        return staleness_metrics(step, parts.sampled(parts.completions)) | {
+    def _metrics(self, parts: StepParts, counts: _Counts, waited_s: float) -> dict[str, float]:
+        return {
             "stream/trainer_wait_s": waited_s,
             "stream/gate_wait_s": counts.gate_wait_s,
             "stream/carried_over_groups": float(len(self._finished) + len(self._gate.in_flight)),

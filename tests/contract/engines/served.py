@@ -23,6 +23,7 @@ from argosy.types.errors import UnavailableError
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import Completion, GenerateRequest, WeightChunk, WeightsManifest
 from contract.forms import collect, mutation
+from support.freezing import freeze
 
 REPOSITORY = Path(__file__).parents[3]
 ENGINES_PYTHON = Path(os.environ.get("ARGOSY_ENGINES_PYTHON", REPOSITORY / ".venvs/engines/bin/python"))
@@ -56,9 +57,12 @@ class Served:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def signal(self, number: signal.Signals, *, children: bool = False) -> None:
-        """Send a signal to the server, or to the engine's own processes."""
+        """Send a signal to the server, or to the engine's own processes; after SIGSTOP they stand still."""
         for process in self.children if children else [psutil.Process(self.process.pid)]:
-            process.send_signal(number)
+            if number == signal.SIGSTOP:
+                freeze(process.pid)
+            else:
+                process.send_signal(number)
 
     def stop(self) -> None:
         """End it, its children with it."""

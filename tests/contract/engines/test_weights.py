@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +19,7 @@ from contract.engines.conftest import Weights, weights_of
 from contract.engines.served import LONG, CutOff, Served, ask, plain_logits, sync
 from contract.engines.test_sampling import TOLERANCE
 from contract.forms import Form, mutation, request, until
+from support.freezing import freeze
 
 GREEDY = [request(position, temperature=0.0) for position in range(3)]
 
@@ -117,7 +116,7 @@ async def test_d10_a_collective_whose_sender_hangs_costs_its_deadline(
     await rollout.init_weight_transfer("collective", mutation())
     await rollout.start_weight_update("hanging", snapshot.manifest, mutation())
     async with transfer_of(snapshot, "collective", "hanging") as transfer:
-        os.kill(transfer.worker_pid, signal.SIGSTOP)
+        freeze(transfer.worker_pid)
         with pytest.raises(DeadlineError):
             await rollout.update_weights("hanging", source, mutation(deadline_s=3.0), transfer.offers[0])
     assert (await rollout.status()).version == before

@@ -44,6 +44,15 @@ def test_h1_typo_has_full_path_and_suggestion(override: str, suggestion: str) ->
     assert suggestion in message.partition("Did you mean")[2]
 
 
+@pytest.mark.parametrize(("override", "where"), [
+    ("argosy.services.rollout.count=2", "argosy.pools={NAME: {count: 2}}"),
+    ("argosy.rollout.servers=2", "argosy.pools={NAME: {count: 2}}"),
+    ("argosy.services.reward.count=2", "argosy.reward.services={NAME: {count: 2}}"),
+])  # fmt: skip
+def test_h1_a_number_of_servers_says_where_it_belongs(override: str, where: str) -> None:
+    assert where in refusal(override)
+
+
 @pytest.mark.parametrize(
     ("override", "instead"),
     [

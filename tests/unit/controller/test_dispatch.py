@@ -44,7 +44,7 @@ async def test_those_with_tokens_go_first_and_then_the_first_to_come() -> None:
 async def test_a_held_server_gets_nothing_and_becomes_empty() -> None:
     places = places_of({"a": 4, "b": 4})
     first = await places.take(request(0))
-    places.hold(first)
+    places.hold(first, "swap")
     others = [await places.take(request(position)) for position in range(1, 5)]
     assert set(others) == {"a", "b"} - {first}
     emptied = asyncio.create_task(places.empty(first))
@@ -52,7 +52,11 @@ async def test_a_held_server_gets_nothing_and_becomes_empty() -> None:
     assert not emptied.done()
     places.leave(first)
     await asyncio.wait_for(emptied, 5)
-    places.release(first)
+    places.hold(first, "parity")
+    places.hold(first, "swap")  # again, as a swap does that aborts after it has waited
+    places.release(first, "swap")
+    assert places.is_held(first), "until all have let go who hold it"
+    places.release(first, "parity")
     assert await places.take(request(9)) == first
 
 
@@ -93,10 +97,10 @@ def test_no_room_is_left_while_somebody_waits(slots: dict[str, int], seed: int) 
                         places.leave(gone.result())
                 case 3 if member in held:
                     held.discard(member)
-                    places.release(member)
+                    places.release(member, "swap")
                 case 3:
                     held.add(member)
-                    places.hold(member)
+                    places.hold(member, "swap")
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             counts = {name: sum(t.done() and t.result() == name for t in tasks) for name in slots}

@@ -31,7 +31,7 @@ from argosy.types.errors import (
     StateError,
     UnavailableError,
 )
-from argosy.types.ids import GroupId
+from argosy.types.ids import GroupId, PolicyVersion
 from argosy.types.records import Completion, GenerateRequest, Prompt, RolloutStatus
 from unit.config.effects import recorded as services
 from unit.config.effects.recorded import run_recorded
@@ -136,3 +136,31 @@ async def test_colocated_the_trainer_computes_only_while_the_servers_sleep(
     gate = ["sample warmup", "sleep 1", "canary", "offload", "wake"]
     step = ["offload", "sample train", "sleep 2", "update", "offload", "wake", *gate]
     assert turns == [*gate, *step, *step]
+
+
+async def test_beside_training_no_server_gets_samples_before_it_has_answered_the_canary(
+    small_job: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step waits for the check: it must not stand behind samples that take as long as a step."""
+    generate, finish = services._Rollout.generate, services._Rollout.finish_weight_update
+    turns: list[str] = []
+
+    async def noted(
+        self: services._Rollout, requests: Sequence[GenerateRequest], **named: Any
+    ) -> AsyncIterator[Completion]:
+        turns.append(requests[0].purpose)
+        async for completion in generate(self, requests, **named):
+            yield completion
+
+    async def swapped(self: services._Rollout, *args: Any) -> PolicyVersion:
+        turns.append("swap")
+        return await finish(self, *args)
+
+    monkeypatch.setattr(services._Rollout, "generate", noted)
+    monkeypatch.setattr(services._Rollout, "finish_weight_update", swapped)
+    job = small_job.with_values({"argosy.max_staleness": 1, "argosy.parity.enabled": True})
+    await run_recorded(job, monkeypatch)
+    swaps = [place for place, turn in enumerate(turns) if turn == "swap"]
+    assert len(swaps) == 4
+    assert {turns[place + 1] for place in swaps} == {"warmup"}
+    assert turns.count("train") == 48, "and they get all of them after it"

@@ -133,12 +133,12 @@ async def test_a_server_that_is_given_up_while_samples_wait_is_looked_for(
     """Nothing runs there whose end could notice that nobody is left."""
     monkeypatch.setattr(single, "ROUND_PAUSE_S", 0.01)
     made = stage(tmp_path, a=Server())
-    made.singles.places.hold("a")
+    made.singles.places.hold("a", "test")
     waiting = asyncio.create_task(made.generate_one(request()))
     await asyncio.sleep(0.05)
     assert made.singles.places.is_waited_for
     made.give_up("a")
-    made.singles.places.release("a")
+    made.singles.places.release("a", "test")
     async with asyncio.timeout(30):  # a hang guard
         assert (await waiting).finish_reason is FinishReason.STOP
 

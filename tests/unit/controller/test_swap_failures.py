@@ -7,13 +7,14 @@ from typing import Any, cast
 
 import pytest
 
+from argosy.controller.stages.dispatch import Places
 from argosy.controller.stages.swaps import Swap
 from argosy.types.errors import InternalError, UnavailableError
 
 
 @pytest.mark.parametrize("answer", [InternalError("dying"), RuntimeError("a bug")])
 async def test_failed_resume_after_a_failed_sync_leaves_no_hold(answer: Exception) -> None:
-    held: set[str] = set()
+    places = Places(lambda: ["a"], lambda _: 1, lambda _: True)
     given_up: list[str] = []
 
     class Server:
@@ -23,7 +24,6 @@ async def test_failed_resume_after_a_failed_sync_leaves_no_hold(answer: Exceptio
         async def resume(self, ctx: object) -> None:
             raise answer
 
-    places = types.SimpleNamespace(hold=held.add, release=held.discard)
     rollout = types.SimpleNamespace(
         singles=types.SimpleNamespace(places=places, interrupt=lambda _: None), give_up=given_up.append
     )
@@ -39,10 +39,10 @@ async def test_failed_resume_after_a_failed_sync_leaves_no_hold(answer: Exceptio
     async def sync() -> None:
         async with Swap(cast(Any, ctx), cast(Any, rollout), "a", ("s", 1)) as swap:
             await swap.settle()
-            assert held == {"a"}
+            assert places.is_held("a")
             raise UnavailableError("the transfer broke")
 
     with pytest.raises(expected):  # what failed first, unless there is a bug
         await sync()
-    assert held == set()
+    assert not places.is_held("a")
     assert given_up == ["a"]

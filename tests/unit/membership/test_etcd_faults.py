@@ -20,6 +20,7 @@ from argosy.membership.etcd import EtcdMembership
 from argosy.membership.etcd_client import EtcdOptions, _target
 from argosy.types.errors import ConfigError, UnavailableError
 from argosy.types.records import Member, MemberState
+from support.freezing import freeze
 
 TTL_S = 2
 
@@ -222,7 +223,7 @@ async def test_f6_a_frozen_member_is_gone_for_others_and_comes_back_with_another
     process = run_member("rollout-0", "a")
     await line_of(process)
     await seen.until(lambda: seen.names == ["rollout-0"])
-    process.send_signal(signal.SIGSTOP)
+    await asyncio.to_thread(freeze, process.pid)
     await seen.until(lambda: seen.names == [])
     process.send_signal(signal.SIGCONT)
     await seen.until(lambda: seen.names == ["rollout-0"])
@@ -237,7 +238,7 @@ async def test_f6_a_frozen_member_is_gone_for_others_and_comes_back_with_another
 async def test_f8_a_frozen_leader_and_member_find_themselves_replaced(own_etcd: Any, run_member: Any) -> None:
     old = run_member("rollout-0", "old")
     assert await line_of(old) == "term 1"
-    old.send_signal(signal.SIGSTOP)
+    await asyncio.to_thread(freeze, old.pid)
     new = run_member("rollout-0", "new")
     assert await line_of(new) == "term 2"
     old.send_signal(signal.SIGCONT)
@@ -262,7 +263,7 @@ async def test_a_stopped_member_is_gone_at_once_and_a_killed_one_is_taken_over(o
 async def test_a_frozen_etcd_is_an_error_within_the_timeout(own_etcd: Any) -> None:
     fleet = EtcdMembership(options(own_etcd))
     await fleet.current_term("run")
-    own_etcd.send(signal.SIGSTOP)
+    await asyncio.to_thread(freeze, own_etcd.process.pid)
     began = time.monotonic()
     with pytest.raises(UnavailableError, match="DEADLINE_EXCEEDED"):
         await fleet.current_term("run")

@@ -40,6 +40,7 @@ from argosy.types.errors import (
 )
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import FinishReason, GenerateRequest, Mutation, TokenRun
+from support.freezing import freeze
 from unit.rollout.support import Told, request
 
 FAKE = Path(__file__).parents[2] / "support/fake_sglang"
@@ -360,7 +361,7 @@ async def test_d6_a_server_that_no_longer_answers_has_failed(make: Make, fault: 
     await found.sampled(2)
     started = time.monotonic()
     if fault == "frozen":
-        os.kill(found.engine.server_process_id, signal.SIGSTOP)
+        await asyncio.to_thread(freeze, found.engine.server_process_id)
     else:
         await found.engine.submit([request(k, max_tokens=170) for k in range(1, 30)], found.events.append, 0)
     assert "has not answered" in str(await found.failure())

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -28,6 +27,7 @@ from argosy.rpc.options import RpcOptions
 from argosy.rpc.retry import NO_RETRY
 from argosy.rpc.server import NOT_SERVING, SERVING, RpcServer
 from argosy.types.errors import OverloadedError, StateError, UnavailableError
+from support.freezing import freeze
 
 if TYPE_CHECKING:
     from argosy.api.reward.v1.reward_service_pb2_grpc import RewardServiceAsyncStub
@@ -276,7 +276,7 @@ async def test_a_frozen_peer_is_found_by_ping_long_before_the_deadline() -> None
         channel = open_channel(f"127.0.0.1:{port}", RpcOptions(keepalive_time_s=1, keepalive_timeout_s=1))
         assert await health_of(channel) == NOT_SERVING
         stub: Any = health_pb2_grpc.HealthStub(channel)
-        process.send_signal(signal.SIGSTOP)
+        await asyncio.to_thread(freeze, process.pid)
         began = asyncio.get_running_loop().time()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Check(health_pb2.HealthCheckRequest(), timeout=60)

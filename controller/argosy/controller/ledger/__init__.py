@@ -5,7 +5,8 @@ baseline, or dropped and why (docs/ledger.md).
 the run folder, from which a successor on another machine can go on.
 """
 
-from argosy.controller.ledger.books import Ledger, LedgerError
+from argosy.controller.ledger.books import Ledger
+from argosy.controller.ledger.closing import LedgerError
 from argosy.controller.ledger.entry import FINAL_STATES, OPEN_STATES, Entry
 from argosy.controller.ledger.segments import LedgerCut, load_segment, read_segment, rewind, segment_path, steps_in
 

@@ -1,20 +1,21 @@
 """The books: every sample that is drawn is followed until it is trained at a step, used as a baseline, or dropped.
 
-`commit_step` writes what a step finished as an immutable segment (segments.py) and checks, over the surviving lineage:
-
-- nobody twice: an id that is open or was ever finished can't be drawn, and one that is finished can't be again;
-- nobody lost: what the books hold open is exactly what the caller has in flight;
-- all accounted: samples ever drawn = finished + in flight, counted independently of each other.
+`commit_step` checks them, over the surviving lineage, and writes what a step finished as a segment (closing.py). A
+thread does so while the event loop goes on: with many samples that takes seconds.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from argosy.controller.ledger.closing import Closed, Closing, LedgerError
 from argosy.controller.ledger.entry import (
     BASELINE,
     COMPLETED,
@@ -25,21 +26,17 @@ from argosy.controller.ledger.entry import (
     SCORED,
     TRAINED,
     Entry,
+    in_order,
 )
 from argosy.controller.ledger.idset import IdSet
 from argosy.controller.ledger.live import LiveTable
-from argosy.controller.ledger.segments import LedgerCut, load_segment, write_segment
-from argosy.types.errors import ArgosyError
+from argosy.controller.ledger.segments import LedgerCut, load_segment
 from argosy.types.ids import GroupId, SampleId
 from argosy.types.records import Completion, ScoreResult
 
 
-class LedgerError(ArgosyError):
-    """The books do not balance: a sample was lost or counted twice. Training must not go on."""
-
-
 class Ledger:
-    """The books of one run, written by one controller term. Not thread-safe: the event loop's thread writes.
+    """The books of one run, written by one controller term. Not thread-safe: the event loop's thread enters things.
 
     Args:
         folder: `ledger` in the run folder.
@@ -52,13 +49,16 @@ class Ledger:
         self._clock = clock
         self._open: dict[SampleId, Entry] = {}
         self._ended: dict[SampleId, Entry] = {}
-        """Finished, and not yet in a segment."""
+        """Finished, and not yet in a segment or on the way there."""
+        self._closing: dict[SampleId, Entry] = {}
+        """Finished, and on the way to a segment."""
         self._closed = IdSet()
         """Everything in segments of this lineage."""
         self._drawn_count = 0
         self._final_count = 0
         self._cut = LedgerCut(0, "")
-        self._live = LiveTable(folder, term)
+        self._thread = ThreadPoolExecutor(1, "ledger")
+        self._live = LiveTable(folder, term, self._thread)
 
     def close(self) -> None:
         """Release the live table; committed segments stay."""
@@ -83,7 +83,7 @@ class Ledger:
         """Samples (id, dataset row) enter the books. One that is in them, or ever was, is a LedgerError."""
         now, entered = self._now(), []
         for sample, index in samples:
-            if sample in self._open or sample in self._ended or sample in self._closed:
+            if sample in self._open or sample in self._ended or sample in self._closing or sample in self._closed:
                 raise LedgerError(
                     f"{sample} is drawn a second time; it is already in the books ({self._where(sample)})"
                 )
@@ -134,11 +134,11 @@ class Ledger:
 
     def in_flight(self) -> list[Entry]:
         """The open samples as they are now, by id."""
-        return [replace(self._open[sample]) for sample in sorted(self._open)]
+        return [replace(entry) for entry in in_order(self._open.values())]
 
     def uncommitted(self) -> list[Entry]:
         """All that is in no segment as it is now, open or finished, by id: what a checkpoint keeps beside the cut."""
-        return [replace(entry) for _, entry in sorted((self._open | self._ended).items())]
+        return [replace(entry) for entry in in_order((self._open | self._ended).values())]
 
     def counts(self) -> dict[str, int]:
         """Samples that are in no segment yet, by state."""
@@ -155,50 +155,46 @@ class Ledger:
             LedgerError: the books do not balance; nothing is written.
             StorageError: the segment can't be written; the books stay as they were.
         """
-        self._check(step, in_flight)
-        ended = [self._ended[sample] for sample in sorted(self._ended)]
-        closed = IdSet.from_plain(self._closed.plain())
-        twice = [sample for sample in self._ended if not closed.add(sample)]
-        if twice:
-            raise LedgerError(f"step {step} finishes samples that an earlier step had finished: {_some(twice)}")
-        final = self._final_count + len(ended)
-        end = {
-            "previous": self._cut.sha256,
-            "drawn": self._drawn_count,
-            "final": final,
-            "counts": dict(sorted(Counter(entry.state for entry in ended).items())),
-            "closed": closed.plain(),
-            "open": IdSet(self._open).plain(),
-        }
-        self._cut = LedgerCut(step, write_segment(self._folder, step, ended, end))
-        # The segment is the record from here on; the live table holds only what is under way, so it stays small.
-        self._live.remove(self._ended)
-        self._closed, self._final_count = closed, final
-        self._ended = {}
-        return self._cut
+        closing = self._begin(step, in_flight)
+        with self._settled():
+            self._live.flush()
+            return self._finish(self._thread.submit(closing.close, self._live.remove).result())
 
-    def _check(self, step: int, in_flight: Iterable[GroupId] | None) -> None:
-        if step <= self._cut.step:
-            raise LedgerError(f"step {step} is committed after step {self._cut.step}")
-        if in_flight is not None:
-            known, groups = set(in_flight), {sample.group for sample in self._open}
-            if lost := groups - known:
-                states = Counter(entry.state for sample, entry in self._open.items() if sample.group in lost)
-                raise LedgerError(
-                    f"step {step} ends with samples that are neither trained nor dropped, and that nobody works on: "
-                    f"{dict(states)} of {_some(lost)}"
-                )
-            if strange := known - groups:
-                raise LedgerError(f"step {step} ends with groups in flight that are not in the books: {_some(strange)}")
-        wrong = [entry.sample for entry in self._ended.values() if entry.trained_step not in (None, step)]
-        if wrong:
-            raise LedgerError(f"samples were trained in another step than {step}: {_some(wrong)}")
-        accounted = self._final_count + len(self._ended) + len(self._open)
-        if accounted != self._drawn_count:
-            raise LedgerError(
-                f"step {step}: {self._drawn_count} samples were drawn, but {self._final_count + len(self._ended)} are "
-                f"finished and {len(self._open)} in flight"
-            )
+    def begin_commit(self, step: int, in_flight: Iterable[GroupId] | None = ()) -> Awaitable[LedgerCut]:
+        """`commit_step` of what the books say right now, for an event loop, which goes on while it is awaited: what is
+        entered meanwhile is of the next step."""
+        self._live.raise_failure()
+        return self._commit(self._begin(step, in_flight))
+
+    async def _commit(self, closing: Closing) -> LedgerCut:
+        writing = asyncio.get_running_loop().run_in_executor(self._thread, closing.close, self._live.remove)
+        with self._settled():
+            return self._finish(await writing)
+
+    def _begin(self, step: int, in_flight: Iterable[GroupId] | None) -> Closing:
+        if self._closing:
+            raise LedgerError(f"step {step} is committed while the one before still is")
+        closing = Closing(
+            self._folder, step, self._cut, self._ended, dict(self._open), None if in_flight is None else set(in_flight),
+            self._closed, self._drawn_count, self._final_count,
+        )  # fmt: skip
+        self._closing, self._ended = self._ended, {}
+        self._live.forget(self._closing)
+        return closing
+
+    @contextmanager
+    def _settled(self) -> Iterator[None]:
+        """Put back what did not get into a segment."""
+        try:
+            yield
+        finally:
+            self._ended = self._closing | self._ended
+            self._live.recall(self._closing.values())
+            self._closing = {}
+
+    def _finish(self, closed: Closed) -> LedgerCut:
+        self._cut, self._closed, self._final_count, self._closing = closed.cut, closed.closed, closed.final, {}
+        return self._cut
 
     def _end(self, samples: Iterable[SampleId], state: str) -> list[Entry]:
         now, entries = self._now(), self._entries(samples, state, OPEN_STATES)
@@ -220,16 +216,10 @@ class Ledger:
         return entries
 
     def _where(self, sample: SampleId) -> str:
-        entry = self._open.get(sample) or self._ended.get(sample)
+        entry = self._open.get(sample) or self._ended.get(sample) or self._closing.get(sample)
         if entry is not None:
             return f"it is {entry.state}"
         return "a step before has finished it" if sample in self._closed else "it is not in the books"
 
     def _now(self) -> float:
         return round(self._clock(), 3)
-
-
-def _some(things: Iterable[object]) -> str:
-    """The first few of them, for a message."""
-    names = sorted(map(str, things))
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

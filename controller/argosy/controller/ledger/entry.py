@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 from argosy.types.ids import SampleId
@@ -68,9 +69,12 @@ class Entry:
                 self.outcome, self.score, self.verdict = "failed", None, f"{failed.reason}: {failed.message}"
 
     def row(self) -> dict[str, Any]:
-        """For JSON and SQLite."""
-        row: dict[str, Any] = {name: getattr(self, name) for name in _NAMES}
-        return {"sample_id": str(self.sample)} | row
+        """For JSON."""
+        return dict(zip(COLUMNS, self.values(), strict=True))
+
+    def values(self) -> tuple[Any, ...]:
+        """For SQLite, by COLUMNS. Taken whenever something happens to a sample, so it must be cheap."""
+        return (str(self.sample), *_VALUES(self))
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Entry:
@@ -79,7 +83,14 @@ class Entry:
 
 
 _NAMES = tuple(field.name for field in fields(Entry) if field.name != "sample")
+_VALUES = attrgetter(*_NAMES)
+_ORDER = attrgetter("sample.data_epoch", "sample.position", "sample.k", "sample.attempt")
 COLUMNS = ("sample_id", *_NAMES)
+
+
+def in_order(entries: Iterable[Entry]) -> list[Entry]:
+    """By sample id. See SAMPLE_ORDER."""
+    return sorted(entries, key=_ORDER)
 
 
 def staleness_of(row: Mapping[str, Any]) -> int | None:

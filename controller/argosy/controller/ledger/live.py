@@ -1,7 +1,8 @@
 """The live table: what is in flight, in SQLite (WAL), for `argosy ledger` and for whoever looks after a crash.
 
 It follows the books in memory by a fraction of a second and is deleted by the next term, so that its size follows what
-is in flight. Segments, and not this table, are what a successor goes on from.
+is in flight. Segments, and not this table, are what a successor goes on from. A thread writes it: with a hundred
+thousand samples a step the event loop would stand still for seconds.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +32,35 @@ _PRAGMAS = (
     "PRAGMA journal_size_limit=16777216",  # bytes that the WAL keeps after a large transaction
 )
 _UPSERT = f"INSERT OR REPLACE INTO samples ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
+_DELETE = "DELETE FROM samples WHERE sample_id=?"
 FLUSH_AFTER_S = 0.25
-FLUSH_AT = 1000
-"""Changed rows that are written at once, without waiting for `FLUSH_AFTER_S`."""
+"""From a change to its write, at most; longer where the disk is behind."""
+ROWS_AT_ONCE = 4096
+"""Of one write: the event loop makes the rows."""
 
 
 class LiveTable:
-    """Written by one controller term, read by anybody."""
+    """Written by one controller term, read by anybody.
 
-    def __init__(self, folder: Path, term: int) -> None:
+    Args:
+        folder: Of the ledger.
+        term: The controller's.
+        thread: With one worker, which alone writes. Calls outside an event loop wait for it.
+    """
+
+    def __init__(self, folder: Path, term: int, thread: ThreadPoolExecutor) -> None:
         self._folder = folder
+        self._thread = thread
         self._waiting: dict[SampleId, Entry] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._failure: StorageError | None = None
+        self._writing: asyncio.Future[None] | None = None
+        self._failure: BaseException | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for leftover in folder.glob("live-term*.sqlite*"):
                 leftover.unlink()  # of an earlier life
-            self.database = sqlite3.connect(folder / f"live-term{term}.sqlite", isolation_level=None)
+            path = folder / f"live-term{term}.sqlite"
+            self.database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             for statement in (*_PRAGMAS, _SCHEMA):
                 self.database.execute(statement)
         except (OSError, sqlite3.Error) as error:
@@ -54,32 +68,35 @@ class LiveTable:
 
     def changed(self, entries: Iterable[Entry]) -> None:
         """These are written soon. Raises StorageError, also for a write before that went wrong."""
-        if self._failure is not None:
-            raise self._failure
+        self.raise_failure()
         for entry in entries:
             self._waiting[entry.sample] = entry
-        if len(self._waiting) >= FLUSH_AT:
-            self.flush()
-        elif self._timer is None and self._waiting:
-            try:
-                self._timer = asyncio.get_running_loop().call_later(FLUSH_AFTER_S, self._flush_later)
-            except RuntimeError:  # nobody's loop: there is no later
-                self.flush()
+        self._flush_soon(FLUSH_AFTER_S)
 
-    def flush(self) -> None:
-        """Write what has changed. Raises StorageError."""
-        self._stop_timer()
-        rows = [tuple(entry.row().values()) for entry in self._waiting.values()]
-        self._many(_UPSERT, rows)
-        self._waiting.clear()
+    def forget(self, samples: Iterable[SampleId]) -> None:
+        """These are about to be removed: what waits to be written of them need not be."""
+        for sample in samples:
+            self._waiting.pop(sample, None)
+
+    def recall(self, entries: Iterable[Entry]) -> None:
+        """They are not removed after all: take back `forget`."""
+        self._waiting |= {entry.sample: entry for entry in entries}
 
     def remove(self, samples: Iterable[SampleId]) -> None:
-        """These are in a segment now. Raises StorageError."""
-        gone = list(samples)
-        for sample in gone:
-            self._waiting.pop(sample, None)
-        self.flush()
-        self._many("DELETE FROM samples WHERE sample_id=?", [(str(sample),) for sample in gone])
+        """These are in a segment now. Called in the writing thread. Raises StorageError."""
+        self._many(_DELETE, [(str(sample),) for sample in samples])
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong with a write, a StorageError as a rule."""
+        if self._failure is not None:
+            raise self._failure
+
+    def flush(self) -> None:
+        """Write what has changed, and wait for it. Raises StorageError."""
+        self._stop_timer()
+        while self._waiting:
+            self._thread.submit(self._many, _UPSERT, self._take_rows()).result()
+        self.raise_failure()
 
     def close(self) -> None:
         """Write what is left, as far as that is possible, and close the file."""
@@ -88,14 +105,36 @@ class LiveTable:
                 self.flush()
         finally:
             self._stop_timer()
+            self._thread.shutdown()
             self.database.close()
 
-    def _flush_later(self) -> None:
-        self._timer = None
+    def _flush_soon(self, after_s: float) -> None:
+        if not self._waiting or self._timer is not None or self._writing is not None:
+            return
         try:
+            self._timer = asyncio.get_running_loop().call_later(after_s, self._write_some)
+        except RuntimeError:  # nobody's loop: there is no later
             self.flush()
-        except StorageError as error:  # nobody waits here: the next change raises it
-            self._failure = error
+
+    def _write_some(self) -> None:
+        self._timer = None
+        if self._waiting:
+            loop = asyncio.get_running_loop()
+            self._writing = loop.run_in_executor(self._thread, self._many, _UPSERT, self._take_rows())
+            self._writing.add_done_callback(self._written)
+
+    def _written(self, writing: asyncio.Future[None]) -> None:
+        self._writing = None
+        if writing.cancelled():
+            return
+        self._failure = writing.exception()  # nobody waits here: the next change raises it
+        if self._failure is None:
+            self._flush_soon(0.0 if len(self._waiting) >= ROWS_AT_ONCE else FLUSH_AFTER_S)
+
+    def _take_rows(self) -> list[tuple[Any, ...]]:
+        """Some of those that wait, as they are now."""
+        some = list(islice(self._waiting, ROWS_AT_ONCE))
+        return [self._waiting.pop(sample).values() for sample in some]
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -26,6 +26,7 @@ from argosy.controller.ledger.idset import IdSet
 from argosy.types.errors import ConfigError, CorruptDataError
 
 FORMAT = 2
+_ENCODER = json.JSONEncoder(sort_keys=True)
 _COMPRESSION = 1
 """gzip's fastest: a tenth of the size already."""
 
@@ -73,7 +74,7 @@ def steps_in(folder: Path) -> list[int]:
 
 def write_segment(folder: Path, step: int, entries: Iterable[Entry], end: Mapping[str, Any]) -> str:
     """Write a step's segment, durably; returns its digest. Raises StorageError."""
-    lines = [json.dumps(entry.row(), sort_keys=True) for entry in entries]
+    lines = [_ENCODER.encode(entry.row()) for entry in entries]
     body = "".join(line + "\n" for line in lines).encode()
     facts = {"end": True, "format": FORMAT, "step": step, "samples": len(lines), **end}
     digest = _digest(body, facts)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from argosy.config import Config
 from argosy.controller.context import RunContext
 from argosy.controller.data.sampler import PromptSampler
 from argosy.types.errors import ConfigError
@@ -13,6 +14,33 @@ from argosy.types.errors import ConfigError
 if TYPE_CHECKING:
     from argosy.controller.openai.calls import Generates
     from argosy.controller.openai.source import SessionSource
+
+
+def check_endpoint(config: Config) -> None:
+    """What keeps the endpoint from opening, told before any process starts: it opens after the first validation.
+
+    Raises ConfigError: the packages of the HTTP server aren't installed, or there is no API key where one is named;
+    StateError: the port is taken.
+    """
+    options = config.argosy.openai
+    if not options.enable:
+        return
+    _check_installed()
+    from argosy.controller.openai.guards import Keys
+    from argosy.controller.openai.server import listen
+
+    Keys(config)
+    listen(options.host, options.port).close()
+
+
+def _check_installed() -> None:
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"argosy.openai.enable: the package {error.name} is missing: pip install argosy[controller]"
+        ) from error
 
 
 @asynccontextmanager
@@ -29,13 +57,7 @@ async def open_endpoint(ctx: RunContext, rollout: Generates, producer: object) -
     if not config.argosy.openai.enable:
         yield None
         return
-    try:
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"argosy.openai.enable: the package {error.name} is missing: pip install argosy[controller]"
-        ) from error
+    _check_installed()
     from argosy.controller.agents.parsers import parser
     from argosy.controller.data.prompts import tokenizer_of
     from argosy.controller.openai.calls import Caller

@@ -35,7 +35,10 @@ class Keys:
         variable = config.argosy.openai.api_key_env
         self._key = os.environ.get(variable, "") if variable else ""
         if variable and not self._key:
-            raise ConfigError(f"argosy.openai.api_key_env: the environment variable {variable} is not set")
+            raise ConfigError(
+                f"argosy.openai.api_key_env: the environment variable {variable} is not set: export it with the key that "
+                "clients are to send, or leave api_key_env out where anybody on this machine may call"
+            )
 
     def check(self, request: Request) -> None:
         """Raises ApiError (401) unless the request brings the key, as `Authorization: Bearer …`."""

@@ -60,7 +60,7 @@ async def serve_app(
 
     Raises StateError if the port is taken.
     """
-    listening = _listen(host, port)
+    listening = listen(host, port)
     address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
     config = uvicorn.Config(
         app,
@@ -93,7 +93,8 @@ async def serve_app(
         listening.close()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that is bound there. Raises StateError if it can't be, such as on a port that is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -24,7 +24,7 @@ def tokenizer_digest(config: Config) -> str:
 
 
 def check_fits(config: Config, record: Record, first_step: int, total_steps: int) -> None:
-    """Raise ConfigError that lists what doesn't fit; CorruptDataError on a damaged first step.
+    """Raise ConfigError that lists what doesn't fit; CorruptDataError that names the steps that are damaged.
 
     Args:
         config: Of the run that is to train.
@@ -56,6 +56,7 @@ def _problems(config: Config, record: Record, first_step: int, total_steps: int)
             f"set trainer.total_training_steps to at most {_last_before_gap(record, first_step)}"
         )
         return
+    record.check_all(range(first_step + 1, total_steps + 1))
     first = record.read(first_step + 1).record
     if "baseline" in estimator_needs(config.algorithm.adv_estimator) and not first.baselines:
         yield f"has no greedy answers, which algorithm.adv_estimator={config.algorithm.adv_estimator} needs"

@@ -17,12 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from argosy.controller.producing import StepRecord
+from argosy.controller.stream_codec import outcome_from_json
 from argosy.types.errors import CorruptDataError
 from argosy.types.ids import GroupId, PolicyVersion, SampleId
 from argosy.types.records import (
-    Abstained,
     Completion,
-    Failed,
     FinishReason,
     Outcome,
     Prompt,
@@ -212,17 +211,10 @@ def _said(outcome: Outcome | None, name: str) -> str | None:
 
 
 def _outcome(row: Row) -> Outcome | None:
-    match row["outcome"]:
-        case None:
-            return None
-        case "scored":
-            return Scored(row["score"], json.loads(row["score_parts"]), tuple(row["token_scores"]))
-        case "abstained":
-            return Abstained(row["reason"])
-        case "failed":
-            return Failed(row["reason"], row["message"])
-        case other:
-            raise ValueError(f"an outcome is scored, abstained or failed, not {other!r}")
+    if row["outcome"] is None:
+        return None
+    parts = {} if row["score_parts"] is None else json.loads(row["score_parts"])
+    return outcome_from_json({**row, "kind": row["outcome"], "parts": parts})
 
 
 # --- cells -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from argosy.controller.files import file_sha256, sync_folder, write_atomically
+from argosy.controller.files import file_sha256, write_atomically
 from argosy.controller.producing import StepRecord
 from argosy.controller.recording.rows import from_table, mean_score, to_table
 from argosy.types.errors import ConfigError, CorruptDataError, storage_error
@@ -38,6 +38,10 @@ _META = b"argosy"
 _CODEC = "zstd"
 _ROWS_PER_GROUP = 4096
 """Rows that Parquet encodes at a time: bounds the memory of that."""
+DIGESTED_BYTES = 1 << 30
+"""Bytes whose checksums may be computed before a run starts: seconds. Each step's is computed when it is read, too."""
+_SHOWN = 5
+"""Damaged steps that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,21 +165,11 @@ class RecordWriter:
         return entry
 
     def _write_file(self, path: Path, table: pa.Table) -> tuple[str, int]:
-        """Write beside it, sync, rename; returns SHA-256 and bytes."""
-        partial = path.with_name(path.name + ".partial")
-        try:
-            sink = pa.BufferOutputStream()
-            pq.write_table(table, sink, compression=_CODEC, row_group_size=_ROWS_PER_GROUP)
-            data = sink.getvalue()
-            with partial.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-            sync_folder(path.parent)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise storage_error(error, path) from error
+        """Returns SHA-256 and bytes."""
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression=_CODEC, row_group_size=_ROWS_PER_GROUP)
+        data = memoryview(sink.getvalue())
+        write_atomically(path, data)
         return hashlib.sha256(data).hexdigest(), len(data)
 
 
@@ -208,20 +202,38 @@ class Record:
 
     def check(self, step: int) -> StepEntry:
         """The entry of a step, whose file is whole. Raises CorruptDataError that names it, ConfigError if not there."""
+        entry = self._entry(step)
+        if problem := self._problem(entry, digest=True):
+            raise CorruptDataError(f"the record {self.folder} is damaged: step {step}: {entry.file} {problem}")
+        return entry
+
+    def check_all(self, steps: Iterable[int], *, digest_bytes: int = DIGESTED_BYTES) -> None:
+        """Each of these steps is there and its file has its size; where all have at most `digest_bytes`, and its
+        checksum. Raises as `check`, with all that are damaged."""
+        entries = [self._entry(step) for step in steps]
+        digest = sum(entry.size_bytes for entry in entries) <= digest_bytes
+        found = {entry: problem for entry in entries if (problem := self._problem(entry, digest=digest))}
+        if found:
+            told = [f"step {entry.step}: {entry.file} {problem}" for entry, problem in found.items()]
+            more = f"; and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
+            raise CorruptDataError(f"the record {self.folder} is damaged: {'; '.join(told[:_SHOWN])}{more}")
+
+    def _entry(self, step: int) -> StepEntry:
         if step not in self.entries:
             raise ConfigError(f"the record {self.folder} has no step {step}: it has {self.range_text()}")
-        entry = self.entries[step]
+        return self.entries[step]
+
+    def _problem(self, entry: StepEntry, *, digest: bool) -> str:
+        """What is wrong with a step's file; empty: nothing that was looked at."""
         path = self.folder / entry.file
         if not path.is_file():
-            raise CorruptDataError(f"the record {self.folder} is damaged: {entry.file} is missing")
+            return "is missing"
         size = path.stat().st_size
         if size != entry.size_bytes:
-            raise CorruptDataError(
-                f"the record {self.folder} is damaged: {entry.file} has {size} bytes instead of {entry.size_bytes}"
-            )
-        if file_sha256(path) != entry.sha256:
-            raise CorruptDataError(f"the record {self.folder} is damaged: {entry.file} does not match its checksum")
-        return entry
+            return f"has {size} bytes instead of {entry.size_bytes}"
+        if digest and file_sha256(path) != entry.sha256:
+            return "does not match its checksum"
+        return ""
 
     def read(self, step: int) -> RecordedStep:
         """A step, checked. Raises as `check`."""

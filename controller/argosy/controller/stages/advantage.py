@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from argosy.algorithms.advantages import AdvantageInputs, AdvantageOptions, estimator
 from argosy.algorithms.advantages.inputs import group_numbers
@@ -12,7 +13,7 @@ from argosy.algorithms.kl_reward import KLController, kl_penalty
 from argosy.config import Config
 from argosy.controller.stages.shaping import reward_parts, token_rewards
 from argosy.types.batch import TrajectoryBatch
-from argosy.types.ids import GroupId, SampleId
+from argosy.types.ids import SAMPLE_ORDER, GroupId, SampleId
 from argosy.types.ragged import Ragged
 from argosy.types.records import Completion, Outcome, Prompt, Scored
 
@@ -29,22 +30,50 @@ def build_batch(
     with several turns only what the policy sampled is trained.
     """
     by_group = {prompt.group: prompt for prompt in prompts}
-    order = sorted(completions)
+    order = sorted(completions, key=SAMPLE_ORDER)
     rows = [completions[sample] for sample in order]
-    scores = np.array([_score(outcomes[sample]) for sample in order], np.float64)
-    mask = [[0] * len(row.token_ids) if np.isnan(score) else row.mask for row, score in zip(rows, scores, strict=True)]
+    verdicts = [outcomes[sample] for sample in order]
+    scores = np.array([_score(verdict) for verdict in verdicts], np.float64)
     batch = TrajectoryBatch.build(
         order,
         [by_group[sample.group].token_ids for sample in order],
         [row.token_ids for row in rows],
-        mask,
+        _mask(rows, ~np.isnan(scores)),
         rollout_log_probs=Ragged.from_rows([row.log_probs for row in rows], np.float32),
     )
-    rewards = [
-        token_rewards(outcomes[sample], len(row.token_ids), row.response_mask, row.turn_rewards)
-        for sample, row in zip(order, rows, strict=True)
-    ]
-    return batch.with_scalars("score", scores).with_column("token_rewards", Ragged.from_rows(rewards, np.float32))
+    return batch.with_scalars("score", scores).with_column("token_rewards", _rewards(rows, verdicts, scores))
+
+
+def _mask(rows: Sequence[Completion], judged: npt.NDArray[np.bool_]) -> Ragged:
+    """1 where the policy sampled a token of a judged row."""
+    mask = _column(rows, np.int8)
+    mask.values[:] = mask.spread(judged)
+    for place, row in enumerate(rows):
+        if row.response_mask and judged[place]:
+            mask[place][:] = row.response_mask
+    return mask
+
+
+def _rewards(rows: Sequence[Completion], verdicts: Sequence[Outcome], scores: npt.NDArray[np.float64]) -> Ragged:
+    """`token_rewards` of each row; of the many that just have a score, at once."""
+    rewards = _column(rows, np.float32)
+    plain = np.array([_has_score_only(row, verdict) for row, verdict in zip(rows, verdicts, strict=True)], np.bool_)
+    plain &= rewards.lengths > 0
+    rewards.values[rewards.offsets[1:][plain] - 1] = scores[plain]
+    for place in np.flatnonzero(~plain):
+        row = rows[place]
+        rewards[int(place)][:] = token_rewards(verdicts[place], len(row.token_ids), row.response_mask, row.turn_rewards)
+    return rewards
+
+
+def _column(rows: Sequence[Completion], dtype: npt.DTypeLike) -> Ragged:
+    """Zeros for each token of some answers."""
+    lengths = [len(row.token_ids) for row in rows]
+    return Ragged.from_lengths(np.zeros(sum(lengths), dtype), lengths)
+
+
+def _has_score_only(row: Completion, verdict: Outcome) -> bool:
+    return isinstance(verdict, Scored) and not (verdict.token_scores or row.response_mask or row.turn_rewards)
 
 
 def _score(outcome: Outcome) -> float:

@@ -45,7 +45,8 @@ class Places:
         self._slots = slots
         self._is_usable = is_usable
         self._outstanding: dict[str, int] = defaultdict(int)
-        self._held: set[str] = set()
+        self._held: dict[str, set[str]] = defaultdict(set)
+        """Member → who hold it."""
         self._room: list[tuple[float, str, int]] = []
         """(samples per slot, member, samples) of those that have room: of a member only an entry with the number of
         samples that it has counts."""
@@ -107,15 +108,15 @@ class Places:
 
     def is_held(self, member: str) -> bool:
         """Whether it gets nothing at the moment."""
-        return member in self._held
+        return bool(self._held[member])
 
-    def hold(self, member: str) -> None:
-        """Send it nothing more until `release`."""
-        self._held.add(member)
+    def hold(self, member: str, holder: str) -> None:
+        """Send it nothing more until each of those that hold it has called `release`."""
+        self._held[member].add(holder)
 
-    def release(self, member: str) -> None:
-        """End `hold`."""
-        self._held.discard(member)
+    def release(self, member: str, holder: str) -> None:
+        """End `hold`, however often that was called."""
+        self._held[member].discard(holder)
         self._offer(member)
         self._hand_out()
 
@@ -177,7 +178,7 @@ class Places:
 
     def _has_room(self, member: str) -> bool:
         limit = self._limits.get(member, (1, 0))[1]
-        return self._outstanding[member] < limit and member not in self._held and self._is_usable(member)
+        return self._outstanding[member] < limit and not self._held[member] and self._is_usable(member)
 
     def _limit(self, member: str) -> tuple[int, int]:
         slots = self._slots(member)

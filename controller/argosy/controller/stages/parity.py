@@ -17,6 +17,7 @@ import numpy.typing as npt
 from argosy.config import Config
 from argosy.controller.context import RunContext
 from argosy.controller.stages.fleet import AWAY
+from argosy.controller.stages.prompt import PRIORITIES
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.errors import CorruptDataError, OverloadedError
@@ -33,6 +34,8 @@ SAMPLE_COUNT = 4
 TOKEN_COUNT = 4
 """Of each sample: 32 in all give a mean, and take four steps of the engine."""
 PURPOSE = "warmup"
+HOLDER = "parity"
+"""As whom the gate holds a server's places."""
 MODEL_FREE_ENGINES = frozenset({"simulated"})
 """Engines whose log-probs are not of the model, so that there is nothing to compare."""
 
@@ -65,6 +68,7 @@ class ParityGate:
         self._ctx = ctx
         self._rollout = rollout
         self._requests = canary_requests(ctx.config, prompts)
+        self._places = rollout.singles.places
         self._checking: asyncio.Task[dict[str, float]] | None = None
 
     @property
@@ -72,6 +76,16 @@ class ParityGate:
         """Whether a check may run beside the next generation: not where the order of work is fixed, nor where trainer
         and engine take turns on one device."""
         return not (self._ctx.config.argosy.deterministic or self._ctx.config.argosy.colocated)
+
+    def expect(self) -> None:
+        """A sync begins, and a check comes after it: let no server get samples before it has answered the canary.
+
+        The step after waits for the check. Behind a server full of long samples it would take as long as they do, and
+        the trainer would stand still for what was to run beside it.
+        """
+        if self._ctx.config.argosy.parity.enabled and self._requests:
+            for member in self._rollout.members():
+                self._places.hold(member, HOLDER)
 
     def begin(self, step: int) -> None:
         """Start a check of the weights just synced; `settle` has its result."""
@@ -99,6 +113,8 @@ class ParityGate:
         if not self._ctx.config.argosy.parity.enabled or not self._requests:
             return {}
         members = self._rollout.in_use()
+        for away in set(self._rollout.members()) - set(members):
+            self._places.release(away, HOLDER)
         answers = await asyncio.gather(*(self._sample(member, step) for member in members))
         sampled = {member: found for member, found in zip(members, answers, strict=True) if found}
         if not sampled:
@@ -122,6 +138,8 @@ class ParityGate:
         except (*AWAY, OverloadedError) as error:
             log.warning("%s can't be compared with the trainer after step %d: %s", member, step, error)
             return []
+        finally:
+            self._places.release(member, HOLDER)
         return [one for one in found if one.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) and one.token_ids]
 
     async def _compare(self, member: str, completions: Sequence[Completion]) -> Gaps:
@@ -187,6 +205,7 @@ def canary_requests(config: Config, prompts: Sequence[Prompt]) -> list[GenerateR
             ignore_eos=True,
         )
         requests += [
-            GenerateRequest(SampleId(0, place, k), prompt.token_ids, params, PURPOSE) for k in range(SAMPLE_COUNT)
+            GenerateRequest(SampleId(0, place, k), prompt.token_ids, params, PURPOSE, priority=PRIORITIES[PURPOSE])
+            for k in range(SAMPLE_COUNT)
         ]
     return requests

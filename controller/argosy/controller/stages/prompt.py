@@ -9,8 +9,9 @@ from argosy.config import Config
 from argosy.types.ids import SampleId
 from argosy.types.records import GenerateRequest, Prompt, SamplingParams
 
-PRIORITIES = {"train": 0, "val": 1}
-"""By purpose. Validation goes before training samples that wait: the loop stands still for it, and it is short."""
+PRIORITIES = {"train": 0, "val": 1, "warmup": 2}
+"""By purpose. Validation and the parity check ("warmup") go before training samples that wait: the loop stands still
+for them, and they are short."""
 
 
 def training_params(config: Config) -> SamplingParams:

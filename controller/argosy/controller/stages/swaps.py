@@ -19,6 +19,9 @@ from argosy.types.errors import ArgosyError
 
 log = logging.getLogger(__name__)
 
+HOLDER = "swap"
+"""As whom a swap holds a server's places."""
+
 
 class Swap:
     """One server's sync, around all its phases. A server whose sync fails is given up: its samples go on elsewhere.
@@ -42,7 +45,7 @@ class Swap:
 
     async def __aenter__(self) -> Swap:
         if self._mode == "finish":
-            self._places.hold(self._member)
+            self._places.hold(self._member, HOLDER)
         return self
 
     async def settle(self) -> None:
@@ -56,7 +59,7 @@ class Swap:
                 log.warning("%s still runs %d samples when its weights are swapped: they end", self._member, count)
                 await self._abort()
         elif self._mode == "abort":
-            self._places.hold(self._member)
+            self._places.hold(self._member, HOLDER)
             await self._abort()
 
     async def swapped(self) -> None:
@@ -76,7 +79,7 @@ class Swap:
         except ArgosyError as away:
             log.warning("%s stays paused after its sync has failed: %s", self._member, away)
         finally:
-            self._places.release(self._member)
+            self._places.release(self._member, HOLDER)
 
     async def _abort(self) -> None:
         self._paused = True  # even if the answer is lost

@@ -55,6 +55,12 @@ async def test_extra_groups(job: Config, monkeypatch: Patch) -> None:
             changed(job, {"argosy.max_staleness": 1, "argosy.stream.extra_groups": extra}), monkeypatch
         )
         assert (sum(recorded.metrics("stream/surplus_groups")) > 0) is (extra > 0)
+    few = {"argosy.stream.extra_groups": 2, "argosy.stream.max_in_flight_groups": 5}
+    for staleness in (0, 1):
+        refused = job.with_values(few | {"argosy.max_staleness": staleness, "data.train_batch_size": 4})
+        assert "max_in_flight_groups: got 5, fewer than data.train_batch_size=4" in problems(refused)
+        enough = refused.with_values({"argosy.stream.max_in_flight_groups": 6})
+        assert "max_in_flight_groups" not in problems(enough)
     shared = job.with_values({"argosy.stream.extra_groups": 1, "argosy.colocated": True})
     assert "over-sampling (argosy.stream.extra_groups or extra_samples): trainer and rollout" in problems(shared)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from argosy.config import Config
+from argosy.config import Config, load
 from argosy.controller.launch.plan import services_of
 from argosy.controller.recording.store import Record
 from argosy.types.errors import ConfigError
@@ -58,6 +58,14 @@ async def test_replay_path(job: Config, monkeypatch: Patch) -> None:
     assert services_of(changed) == {"trainer": 1}
     refused = changed.with_values({"argosy.record.enable": True, "argosy.rollout_only": True, "trainer.val_only": True})
     assert all(key in problems(refused) for key in ("argosy.record.enable", "argosy.rollout_only", "trainer.val_only"))
+
+
+def test_a_replay_says_that_nothing_is_validated_only_where_that_was_asked_for() -> None:
+    words = ["argosy.replay.path=somewhere", "data.val_files=[val.jsonl]"]
+    for test_freq, wanted in ((-1, []), (2, ["trainer.test_freq=2 has no effect"])):
+        warned: list[str] = []
+        load([*words, f"trainer.test_freq={test_freq}"], on_warning=warned.append)
+        assert [line.partition(":")[0] for line in warned] == wanted
 
 
 def test_rollout_only(job: Config) -> None:

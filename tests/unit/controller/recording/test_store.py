@@ -67,6 +67,26 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path, how: str) -> None:
         record.read(2)
 
 
+def test_a_whole_record_is_checked_at_once(tmp_path: Path) -> None:
+    folder = written(tmp_path, 1, 2, 3, 4)
+    Record(folder).check_all(range(1, 5))
+    (folder / "step-00000002.parquet").unlink()
+    third = folder / "step-00000003.parquet"
+    third.write_bytes(third.read_bytes()[:-3])
+    fourth = bytearray((folder / "step-00000004.parquet").read_bytes())
+    fourth[len(fourth) // 2] ^= 1
+    (folder / "step-00000004.parquet").write_bytes(fourth)
+    with pytest.raises(CorruptDataError) as found:
+        Record(folder).check_all(range(1, 5))
+    two, three, four = str(found.value).partition(" is damaged: ")[2].split("; ")
+    assert two == "step 2: step-00000002.parquet is missing"
+    assert three.startswith("step 3: step-00000003.parquet has ")
+    assert four == "step 4: step-00000004.parquet does not match its checksum"
+    Record(folder).check_all([1, 4], digest_bytes=10)  # too much to read all of it before a run starts
+    with pytest.raises(ConfigError, match="has no step 5"):
+        Record(folder).check_all(range(4, 6))
+
+
 def test_a_step_that_was_not_entered_does_not_exist(tmp_path: Path) -> None:
     """A run is killed between the file and its line, or in the middle of the line."""
     folder = written(tmp_path, 1, 2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from argosy.trainer.ranks import rendezvous
 from argosy.trainer.ranks.group import END_WITHIN_S
 from argosy.trainer.ranks.process import RankProcess
 from argosy.types.errors import InternalError
+from support.freezing import freeze
 from support.rank_program import PROGRAM
 from support.ranks import run_ranks
 from support.training import options_for
@@ -60,7 +59,7 @@ def test_ranks_in_different_collectives_are_told_apart_from_slow_ones(
 def test_a_stopped_rank_does_not_say_where_it_is() -> None:
     rank = RankProcess(1, PROGRAM, {})
     try:
-        os.kill(rank.pid, signal.SIGSTOP)
+        freeze(rank.pid)
         assert rank.whereabouts() == "rank 1 doesn't say where it is: it is stopped, or gets no processor"
     finally:
         rank.kill()
