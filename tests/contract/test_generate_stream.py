@@ -31,7 +31,7 @@ from argosy.types.errors import (
     InvalidInputError,
     UnavailableError,
 )
-from argosy.types.records import Completion, FinishReason, Generated, GenerateRequest
+from argosy.types.records import Completion, FinishReason, Generated, GenerateRequest, Leader
 from contract.forms import DEADLINE_S, Form, MakeRollout, collect, mutation, request, until
 
 
@@ -272,3 +272,22 @@ async def test_lower_terms_are_fenced_and_repeats_answered_once(grpc_form: Form,
     await client.resume(mutation("resume", term=3))
     await client.pause("keep", mutation("pause", term=3))  # a repeat: nothing is done again
     assert (await client.status()).state == "ready"
+
+
+async def test_f8_a_leader_whose_term_is_over_gets_no_sample(grpc_form: Form, rollout_core: Any) -> None:
+    """Also on a stream that it has open, and whoever took over need not speak on a stream of its own."""
+    client = await grpc_form.rollout(rollout_core)
+    old, new = (RolloutClient(client.address, leader=Leader("run-1", term)) for term in (1, 2))  # type: ignore[attr-defined]
+    assert await collect(old, [request(0, max_tokens=2)])
+    long = asyncio.create_task(collect(old, [request(1, max_tokens=4096)]))
+    await until(rollout_core, lambda status: status.running_count == 1)
+    await new.resume(mutation(term=2))
+    for _ in ("on the open stream", "on another"):
+        with pytest.raises(FencedError, match="term 2 leads now"):
+            await collect(old, [request(2)])
+    with pytest.raises(FencedError):
+        await long
+    await until(rollout_core, lambda status: status.running_count == 0)
+    assert await collect(new, [request(2, max_tokens=2)])
+    await old.close()
+    await new.close()

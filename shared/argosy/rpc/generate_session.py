@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Protocol, cast
 
+from argosy.api.common.v1 import context_pb2
 from argosy.api.rollout.v1 import generate_pb2 as pb
 from argosy.roles.rollout import Rollout
 from argosy.roles.weights import WeightSource
@@ -81,8 +82,11 @@ class GenerateSession:
             await self._end_all()
 
     async def _read(self, requests: AsyncIterator[pb.GenerateRequest]) -> None:
+        context = context_pb2.RequestContext()
         async for request in requests:
-            self._gate.admit(request.context)
+            if request.HasField("context"):
+                context = request.context  # of this message and of those after it: who asks is said once
+            self._gate.admit(context)
             action = request.WhichOneof("action")
             if action == "add":
                 work = asyncio.create_task(self._serve(request.add))

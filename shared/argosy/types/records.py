@@ -423,6 +423,18 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads a run: what servers fence by."""
+
+    run_id: str
+    term: int
+    """Rises with each leader of the run; 0: nobody in particular, who is not fenced."""
+
+
+NO_LEADER = Leader("", 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Mutation:
     """What every mutating call carries, so that it can be fenced, retried and traced."""
 

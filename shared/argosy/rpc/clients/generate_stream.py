@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 
 from argosy.api.rollout.v1 import generate_pb2 as pb
-from argosy.rpc.codec.common import duration_to_pb
+from argosy.rpc.codec.common import duration_to_pb, read_context_to_pb
 from argosy.rpc.codec.rollout import (
     finish_reason_from_pb,
     generated_from_pb,
@@ -31,7 +31,16 @@ from argosy.rpc.codec.rollout import (
 )
 from argosy.rpc.errors import from_rpc_error
 from argosy.types.errors import ArgosyError, CorruptDataError, InvalidInputError, UnavailableError
-from argosy.types.records import Completion, FinishReason, Generated, GenerateRequest, TokenRun, VersionRun
+from argosy.types.records import (
+    NO_LEADER,
+    Completion,
+    FinishReason,
+    Generated,
+    GenerateRequest,
+    Leader,
+    TokenRun,
+    VersionRun,
+)
 
 MAX_ADD_BYTES = 2 << 20
 """Samples are put into messages of about this size; one larger sample goes alone."""
@@ -122,8 +131,10 @@ class GenerateStream:
         call: grpc.aio.StreamStreamCall[pb.GenerateRequest, pb.GenerateResponse],
         peer: str,
         on_end: Callable[[GenerateStream], None],
+        leader: Leader = NO_LEADER,
     ) -> None:
-        """`on_end` is told when the reader has ended; until then somebody must hold on to the stream."""
+        """`on_end` is told when the reader has ended; until then somebody must hold on to the stream. `leader` is who
+        asks: the server refuses what comes after it has heard of a higher term."""
         self._call = call
         self._peer = peer
         self._owners: dict[str, Batch] = {}
@@ -131,6 +142,8 @@ class GenerateStream:
         """Cancelled samples whose end the server has not told yet: their keys can't be used again before."""
         self._changed = asyncio.Event()
         self._outbox: deque[pb.GenerateRequest] = deque()
+        if leader != NO_LEADER:
+            self._outbox.append(pb.GenerateRequest(context=read_context_to_pb(run_id=leader.run_id, term=leader.term)))
         self._room = asyncio.Semaphore(MAX_WAITING_ADDS)
         self._wake = asyncio.Event()
         self._member_id = ""

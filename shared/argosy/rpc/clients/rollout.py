@@ -19,8 +19,10 @@ from argosy.rpc.retry import RetryPolicy
 from argosy.types.errors import DeadlineError, InvalidInputError
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import (
+    NO_LEADER,
     Completion,
     GenerateRequest,
+    Leader,
     Mutation,
     RolloutStatus,
     TokenRun,
@@ -48,8 +50,11 @@ class RolloutClient:
         member_id: str = "rollout",
         options: RpcOptions | None = None,
         policy: RetryPolicy | None = None,
+        leader: Leader = NO_LEADER,
     ) -> None:
+        """`leader`: Who asks for samples; the server refuses a leader whose term is over. Mutations name their own."""
         self.address = address
+        self._leader = leader
         self._caller = Caller(address, what=member_id, options=options, policy=policy)
         self._stub = cast("RolloutServiceAsyncStub", RolloutServiceStub(self._caller.channel))
         self._stream: GenerateStream | None = None
@@ -97,7 +102,7 @@ class RolloutClient:
 
     def _open_stream(self) -> GenerateStream:
         if self._stream is None or self._stream.ended:
-            self._stream = GenerateStream(self._stub.Generate(), self._caller.what, self._streams.discard)
+            self._stream = GenerateStream(self._stub.Generate(), self._caller.what, self._streams.discard, self._leader)
             self._streams.add(self._stream)
         return self._stream
 
