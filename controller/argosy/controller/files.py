@@ -6,7 +6,8 @@ import hashlib
 import os
 from pathlib import Path
 
-from argosy.types.errors import storage_error
+from argosy.controller.fence import OPEN, Fence
+from argosy.types.errors import FencedError, storage_error
 
 _BLOCK = 1 << 20
 
@@ -20,16 +21,23 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomically(path: Path, data: bytes | memoryview) -> None:
-    """Replace `path` by `data`: written beside it, synced, renamed. Raises StorageError with a clear message."""
-    temporary = path.with_name(path.name + ".partial")
+def write_atomically(path: Path, data: bytes | memoryview, fence: Fence = OPEN) -> None:
+    """Replace `path` by `data`: written beside it, synced, renamed.
+
+    Raises StorageError with a clear message; FencedError if the fence of the run folder lets nothing through any more.
+    """
+    temporary = path.with_name(f"{path.name}{fence.tag}.partial")
     try:
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
+        with fence.writing():
+            temporary.replace(path)
+            sync_folder(path.parent)
+    except FencedError:
+        temporary.unlink(missing_ok=True)
+        raise
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise storage_error(error, path) from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from argosy.config import Config
 from argosy.controller.console import RunConsole
 from argosy.controller.dumps import write_dump
+from argosy.controller.fence import OPEN, Fence
 from argosy.controller.loggers import MetricLogger
 from argosy.controller.producing import StepRecord
 from argosy.controller.report import held_out
@@ -19,9 +20,18 @@ log = logging.getLogger(__name__)
 
 
 class RunObserver:
-    """Implements the loop's `Observer`. A dump that can't be written costs one warning, not the run."""
+    """Implements the loop's `Observer`. A dump that can't be written costs one warning, not the run; what a leader that
+    was shut out tells is FencedError."""
 
-    def __init__(self, config: Config, run_dir: Path, console: RunConsole, loggers: Sequence[MetricLogger]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        run_dir: Path,
+        console: RunConsole,
+        loggers: Sequence[MetricLogger],
+        fence: Fence = OPEN,
+    ) -> None:
+        self._fence = fence
         self._config = config
         self._run_dir = run_dir
         self._console = console
@@ -32,8 +42,9 @@ class RunObserver:
 
     def begin(self, step: int, abandoned: str, metrics: Mapping[str, float]) -> None:
         """The run goes on after `step`, whose metrics its checkpoint has; later ones of an earlier start are void."""
-        for logger in self._loggers:
-            logger.begin(step, abandoned, metrics)
+        with self._fence.writing():
+            for logger in self._loggers:
+                logger.begin(step, abandoned, metrics)
 
     def stage(self, step: int, name: str) -> None:
         """Show what the run waits for."""
@@ -42,8 +53,7 @@ class RunObserver:
     def step_done(self, step: int, metrics: Mapping[str, float], record: StepRecord) -> None:
         """Log a step."""
         self.last_metrics = metrics
-        for logger in self._loggers:
-            logger.log(step, metrics)
+        self._log(step, metrics)
         self._console.step(step, metrics, row="console" in self._config.trainer.logger)
         if self._config.trainer.rollout_data_dir:
             folder = Path(self._config.trainer.rollout_data_dir).expanduser()
@@ -51,8 +61,7 @@ class RunObserver:
 
     def validated(self, step: int, result: ValidationResult, prompts: Sequence[Prompt]) -> None:
         """Log a validation pass, and keep generations where asked."""
-        for logger in self._loggers:
-            logger.log(step, result.metrics)
+        self._log(step, result.metrics)
         moment = held_out(result)
         if moment is not None:
             self._console.note(f"held-out at step {step}: {moment.text()}")
@@ -66,6 +75,11 @@ class RunObserver:
         """Remember where the newest checkpoint is."""
         self.last_checkpoint = path
         log.info("checkpoint of step %d: %s", step, path)
+
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        with self._fence.writing():  # what an earlier leader still has to tell is of a line that was given up
+            for logger in self._loggers:
+                logger.log(step, metrics)
 
     def _dump(
         self,

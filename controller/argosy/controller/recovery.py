@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -26,8 +27,18 @@ from pathlib import Path
 from typing import Any
 
 from argosy.controller.context import RunContext
+from argosy.controller.fence import OPEN, Fence
 from argosy.controller.files import file_sha256, sync_folder, write_atomically
-from argosy.types.errors import ConfigError, CorruptDataError, FencedError, storage_error
+from argosy.types.errors import (
+    ConfigError,
+    CorruptDataError,
+    FencedError,
+    StorageError,
+    UnavailableError,
+    storage_error,
+)
+
+log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 STATE = "controller.json"
@@ -122,7 +133,9 @@ def _run_id_of(path: Path) -> str:
 class CheckpointStore:
     """The checkpoints of one run folder."""
 
-    def __init__(self, folder: Path, keep_count: int | None) -> None:
+    def __init__(self, folder: Path, keep_count: int | None, fence: Fence = OPEN) -> None:
+        self.fence = fence
+        """Of the run folder; a standby gets its own when it takes over."""
         self._folder = folder
         self._keep_count = keep_count
 
@@ -156,19 +169,30 @@ class CheckpointStore:
 
         Leftovers of interrupted saves and removals are removed (case E3).
         """
-        path = self._folder / f".global_step_{step}.partial"
+        path = self._folder / f".global_step_{step}{self.fence.tag}.partial"
         try:
-            for kind in ("partial", "removed"):
-                for left_over in self._folder.glob(f".global_step_*.{kind}"):
-                    shutil.rmtree(left_over, ignore_errors=True)
-            for name in folders:
-                (path / name).mkdir(parents=True)
+            with self.fence.writing():
+                for kind in ("partial", "removed"):
+                    for left_over in self._folder.glob(f".global_step_*.{kind}"):
+                        shutil.rmtree(left_over, ignore_errors=True)
+                for name in folders:
+                    (path / name).mkdir(parents=True)
         except OSError as error:
             raise storage_error(error, path) from error
         return path
 
     def commit(self, step: int, run_id: str, working: Path, state: Mapping[str, Any]) -> Checkpoint:
-        """Make a save a checkpoint: state, manifest, rename, pointer, and only then prune the old ones."""
+        """Make a save a checkpoint: state, manifest, rename, pointer, and only then prune the old ones.
+
+        Raises StorageError; FencedError when another controller leads now, after which there is no such checkpoint.
+        """
+        try:
+            return self._commit(step, run_id, working, state)
+        except (StorageError, OSError):
+            with self.fence.writing():  # whoever shuts others out takes their unfinished saves away
+                raise
+
+    def _commit(self, step: int, run_id: str, working: Path, state: Mapping[str, Any]) -> Checkpoint:
         small = {name: value for name, value in state.items() if name != IN_FLIGHT}
         write_atomically(working / STATE, json.dumps(small, indent=1).encode())
         in_flight = state.get(IN_FLIGHT, {})
@@ -183,10 +207,18 @@ class CheckpointStore:
         manifest = {"format": 1, "step": step, "run_id": run_id, "files": files}
         write_atomically(working / MANIFEST, json.dumps(manifest, indent=1).encode())
         final = self._folder / f"global_step_{step}"
+        with self.fence.writing():
+            self._put_in_place(working, final, self._folder / f".global_step_{step}.replaced")
+            write_atomically(self._folder / LATEST, f"{step}\n".encode())
+            removed = self._prune(run_id, newest=step)
+        for path in removed:
+            shutil.rmtree(path, ignore_errors=True)
+        return Checkpoint(final, step, run_id)
+
+    def _put_in_place(self, working: Path, final: Path, aside: Path) -> None:
         try:
             if final.exists():
                 # The same step again after a resume: move the old one away first, so that no moment has half of each.
-                aside = self._folder / f".global_step_{step}.replaced"
                 shutil.rmtree(aside, ignore_errors=True)
                 final.rename(aside)
                 working.rename(final)
@@ -196,13 +228,12 @@ class CheckpointStore:
             sync_folder(self._folder)
         except OSError as error:
             raise storage_error(error, final) from error
-        write_atomically(self._folder / LATEST, f"{step}\n".encode())
-        self._prune(run_id, newest=step)
-        return Checkpoint(final, step, run_id)
 
-    def _prune(self, run_id: str, newest: int) -> None:
+    def _prune(self, run_id: str, newest: int) -> list[Path]:
+        """Rename what is more than there should be; where it lies now, to be deleted."""
         if self._keep_count is None or self._keep_count < 1:
-            return
+            return []
+        removed = []
         # Only this run's own, never beyond the newest: a stray folder of another run is not ours to count or delete.
         ours = [c for c in self.complete() if c.run_id == run_id and c.step <= newest]
         for checkpoint in ours[: -self._keep_count]:
@@ -210,7 +241,8 @@ class CheckpointStore:
             shutil.rmtree(aside, ignore_errors=True)
             with suppress(OSError):  # on a disk that refuses it, the next save tries again
                 checkpoint.path.rename(aside)
-                shutil.rmtree(aside, ignore_errors=True)
+                removed.append(aside)
+        return removed
 
 
 LATEST_KEY = "latest_checkpoint"
@@ -219,12 +251,19 @@ LATEST_KEY = "latest_checkpoint"
 async def publish_latest(ctx: RunContext, name: str) -> None:
     """Move the run's "latest checkpoint" in membership, by compare-and-swap under this term.
 
-    Raises FencedError when a newer leader has moved it: this one's checkpoint is not the run's.
+    While the store can't be reached, the checkpoint is there all the same, and the next one is told. Raises FencedError
+    when a newer leader has moved it: this one's checkpoint is not the run's.
     """
     membership = ctx.membership
-    current = await membership.get_state(ctx.run_id, LATEST_KEY)
-    revision = 0 if current is None else current.revision
-    swapped = await membership.compare_and_swap(ctx.run_id, LATEST_KEY, name, expected_revision=revision, term=ctx.term)
+    try:
+        current = await membership.get_state(ctx.run_id, LATEST_KEY)
+        revision = 0 if current is None else current.revision
+        swapped = await membership.compare_and_swap(
+            ctx.run_id, LATEST_KEY, name, expected_revision=revision, term=ctx.term
+        )
+    except UnavailableError as error:
+        log.warning("%s is complete, but membership can't be told: %s", name, error)
+        return
     if swapped is None:
         raise FencedError(f"another controller has published a checkpoint of run {ctx.run_id} meanwhile")
 

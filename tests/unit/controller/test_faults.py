@@ -175,3 +175,24 @@ async def test_latest_checkpoint_is_moved_under_the_term_only(tmp_path: Path) ->
     found = await membership.get_state("run", LATEST_KEY)
     assert found is not None
     assert found.value == "global_step_2"
+
+
+async def test_f6_a_checkpoint_counts_while_membership_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    membership = MemoryMembership()
+    term = (await membership.elect("run", candidate="a")).term
+    ctx = context(tmp_path, Blinking(CURRENT), membership, term)
+
+    async def away(*_: object, **__: object) -> None:
+        raise UnavailableError("etcd doesn't answer")
+
+    for method in ("get_state", "compare_and_swap"):
+        with monkeypatch.context() as patch:
+            patch.setattr(membership, method, away)
+            await publish_latest(ctx, "global_step_1")
+    assert caplog.text.count("global_step_1 is complete, but membership can't be told") == 2
+    await publish_latest(ctx, "global_step_2")
+    found = await membership.get_state("run", LATEST_KEY)
+    assert found is not None
+    assert found.value == "global_step_2"

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from argosy.controller.fence import OPEN, Fence
 from argosy.controller.ledger.closing import Closed, Closing, LedgerError
 from argosy.controller.ledger.entry import (
     BASELINE,
@@ -41,11 +42,13 @@ class Ledger:
     Args:
         folder: `ledger` in the run folder.
         term: The controller's; names the live table.
+        fence: Of the run folder.
         clock: Unix seconds.
     """
 
-    def __init__(self, folder: Path, term: int, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, term: int, fence: Fence = OPEN, *, clock: Callable[[], float] = time.time) -> None:
         self._folder = folder
+        self._fence = fence
         self._clock = clock
         self._open: dict[SampleId, Entry] = {}
         self._ended: dict[SampleId, Entry] = {}
@@ -154,6 +157,7 @@ class Ledger:
         Raises:
             LedgerError: the books do not balance; nothing is written.
             StorageError: the segment can't be written; the books stay as they were.
+            FencedError: another controller leads now; the books stay as they were.
         """
         closing = self._begin(step, in_flight)
         with self._settled():
@@ -176,7 +180,7 @@ class Ledger:
             raise LedgerError(f"step {step} is committed while the one before still is")
         closing = Closing(
             self._folder, step, self._cut, self._ended, dict(self._open), None if in_flight is None else set(in_flight),
-            self._closed, self._drawn_count, self._final_count,
+            self._closed, self._drawn_count, self._final_count, self._fence,
         )  # fmt: skip
         self._closing, self._ended = self._ended, {}
         self._live.forget(self._closing)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from argosy.controller.fence import OPEN, Fence
 from argosy.controller.ledger.entry import Entry, in_order
 from argosy.controller.ledger.idset import IdSet
 from argosy.controller.ledger.segments import LedgerCut, write_segment
@@ -56,6 +57,8 @@ class Closing:
     """Samples ever drawn."""
     final_count: int
     """Samples in segments."""
+    fence: Fence = OPEN
+    """Of the run folder."""
 
     def close(self, remove: Callable[[Iterable[SampleId]], None]) -> Closed:
         """Check, and write the segment. `remove`: Told which samples are in it, so that whoever shows what is under way
@@ -64,6 +67,7 @@ class Closing:
         Raises:
             LedgerError: the books do not balance; nothing is written.
             StorageError: the segment can't be written.
+            FencedError: another controller leads now.
         """
         self._check()
         closed = IdSet.from_plain(self.closed.plain())
@@ -80,7 +84,7 @@ class Closing:
             "closed": closed.plain(),
             "open": IdSet(entry.sample for entry in in_order(self.open.values())).plain(),
         }
-        cut = LedgerCut(self.step, write_segment(self.folder, self.step, ended, end))
+        cut = LedgerCut(self.step, write_segment(self.folder, self.step, ended, end, self.fence))
         # The segment is the record from here on; the live table holds only what is under way, so it stays small.
         remove(self.ended)
         return Closed(cut, closed, final)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from argosy.controller.fence import OPEN, Fence
 from argosy.controller.files import write_atomically
 from argosy.controller.ledger.entry import Entry
 from argosy.controller.ledger.idset import IdSet
@@ -72,14 +73,16 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(path.name[5:13]) for path in folder.glob("step_????????.jsonl.gz"))
 
 
-def write_segment(folder: Path, step: int, entries: Iterable[Entry], end: Mapping[str, Any]) -> str:
-    """Write a step's segment, durably; returns its digest. Raises StorageError."""
+def write_segment(
+    folder: Path, step: int, entries: Iterable[Entry], end: Mapping[str, Any], fence: Fence = OPEN
+) -> str:
+    """Write a step's segment, durably; returns its digest. Raises StorageError, FencedError."""
     lines = [_ENCODER.encode(entry.row()) for entry in entries]
     body = "".join(line + "\n" for line in lines).encode()
     facts = {"end": True, "format": FORMAT, "step": step, "samples": len(lines), **end}
     digest = _digest(body, facts)
     last = json.dumps(facts | {"sha256": digest}, sort_keys=True).encode()
-    write_atomically(segment_path(folder, step), gzip.compress(body + last + b"\n", _COMPRESSION, mtime=0))
+    write_atomically(segment_path(folder, step), gzip.compress(body + last + b"\n", _COMPRESSION, mtime=0), fence)
     return digest
 
 
