@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 from argosy.config import Config
 from argosy.controller.ledger import Ledger
 from argosy.controller.rewards.router import RewardRouter
+from argosy.controller.roster import Roster
 from argosy.membership.interface import Membership
 from argosy.roles.policy import Critic, Policy
 from argosy.roles.reference import Reference
@@ -21,7 +23,8 @@ class Services:
     """The roles that the loop calls; it doesn't know whether they are cores in this process or clients."""
 
     rollouts: Mapping[str, Rollout]
-    """By member id."""
+    """By member id. A live view where servers come and go: ask for one at the moment of its use; one that has left is
+    an UnavailableError."""
     reward: Reward
     """All reward services of the run as one: a `RewardRouter`, except in small tests."""
     policy: Policy
@@ -32,7 +35,20 @@ class Services:
     pools: Mapping[str, str] = field(default_factory=dict)
     """Rollout member id → its pool; one that isn't there is of the pool "default"."""
     lost: Set[str] = frozenset()
-    """Rollout members that are gone for good: a live view, since they die while the run goes on."""
+    """Rollout members that are gone for good: a live view, since they die while the run goes on. One that is born again
+    under its id isn't lost any more."""
+    roster: Roster[Any] | None = None
+    """Tells of rollout servers that come and go; None where they are the same from the start to the end."""
+
+    @property
+    def has_rollouts(self) -> bool:
+        """Whether anything samples in this run, even if no server is there at the moment."""
+        return self.roster is not None or bool(self.rollouts)
+
+    @property
+    def takes_joiners(self) -> bool:
+        """Whether another rollout server may come."""
+        return self.roster is not None and not self.roster.fixed
 
     @property
     def router(self) -> RewardRouter | None:

@@ -32,6 +32,7 @@ from argosy.controller.recording.store import RecordedStep
 from argosy.controller.recovery import IN_FLIGHT, PENDING_VALIDATION, CheckpointStore
 from argosy.controller.stages import assemble
 from argosy.controller.stages.held_out import HeldOutPasses
+from argosy.controller.stages.newcomers import Newcomers, pull
 from argosy.controller.stages.parity import PROMPT_COUNT, ParityGate
 from argosy.controller.stages.reference import add_log_probs
 from argosy.controller.stages.rollout import RolloutStage
@@ -121,6 +122,7 @@ class Controller:
         self._rollout = RolloutStage(ctx)
         self._agents = build_agents(ctx, self._rollout)
         self._rollout.answerer = self._agents or self._rollout
+        self._newcomers = Newcomers(ctx, self._rollout, pull)
         self._parity = ParityGate(ctx, self._rollout, sampler.first_prompts(PROMPT_COUNT))
         self._producer = producer or build_producer(ctx, sampler, self._rollout, self._stage, total_steps)
         self._recorder = recorder or NoRecorder()
@@ -132,6 +134,8 @@ class Controller:
         try:
             await self._run()
         finally:
+            self._parity.cancel()
+            await self._newcomers.close()
             if self._agents is not None:
                 self._agents.close()
 
@@ -141,7 +145,8 @@ class Controller:
             await self._rollout.check_sleep()
             await self._sync()
             await self._settle_parity()
-            wanted = trainer.val_before_train or trainer.val_only or self.held_out.pending is not None
+            unknown = trainer.val_before_train and self.held_out.first is None
+            wanted = unknown or trainer.val_only or self.held_out.pending is not None
             validates = bool(self.held_out.prompts) and wanted
             if validates and not self.held_out.overlaps:
                 await self._validate()
@@ -315,7 +320,7 @@ class Controller:
     async def _sync(self) -> None:
         self._stage(self.state.step, "update_weights")
         with span("stage.sync", step=self.state.step):
-            if self.ctx.services.rollouts:
+            if self.ctx.services.has_rollouts:
                 self._parity.expect()
                 self.state.version = await publish_and_sync(self.ctx, self._rollout, self.state.step)
         self._producer.synced(self.state.step)

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from argosy.config import Config
+from argosy.controller.context import Services
 from argosy.controller.ledger import Ledger, LedgerError
 from argosy.controller.stages import single
 from argosy.controller.stages.rollout import RolloutStage
@@ -54,7 +55,7 @@ class Server:
 
 def stage(tmp_path: Path, **servers: Server) -> RolloutStage:
     ledger = Ledger(tmp_path, 1)
-    services = types.SimpleNamespace(rollouts=servers, lost=set(), pools={}, policy=None, critic=None, router=None)
+    services = Services(rollouts=servers, reward=None, policy=None, reference=None)  # type: ignore[arg-type]
     ctx = types.SimpleNamespace(
         config=Config(), deadline_s=0.5, count=lambda *_: None, services=services, ledger=ledger
     )

@@ -67,6 +67,11 @@ class Capacities:
         """Its number of slots; 1 while it isn't known."""
         return int(self._slots.get(member, 1))
 
+    def forget(self, member: str) -> None:
+        """Another server will come under this id: what was measured says nothing of it."""
+        self._slots.pop(member, None)
+        self._rates.pop(member, None)
+
     def begin_one(self, member: str, now: float) -> None:
         """A server gets one training sample more. `now`: of the event loop's clock."""
         count, since = self._ones.get(member, (0, now))

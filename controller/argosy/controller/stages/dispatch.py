@@ -120,6 +120,11 @@ class Places:
         self._offer(member)
         self._hand_out()
 
+    def forget(self, member: str) -> None:
+        """A server has left: whoever held it did so for what it was, and not for another life of it."""
+        self._held.pop(member, None)
+        self._limits.pop(member, None)
+
     async def empty(self, member: str) -> None:
         """Return when a server has no sample of ours."""
         while self._outstanding[member]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 
 from argosy.controller.context import RunContext
 from argosy.controller.stages.capacity import Capacities
@@ -27,21 +28,29 @@ class RolloutFleet:
     def __init__(self, ctx: RunContext) -> None:
         self._ctx = ctx
         self.usable: set[str] = set(ctx.services.rollouts)
-        """Members that answer; one that failed comes back when it answers again with the current weights."""
-        self._refusing: set[str] = set()
-        """Members that turned requests away: they take weights, and yet a sync alone doesn't bring them back."""
+        """Members that answer; one that failed comes back when it answers again with the current weights, and one that
+        has joined comes in when it holds them."""
+        self._unproven: set[str] = set()
+        """Members that turned requests away (they take weights while they drain), and those that have joined (one that
+        took weights may have died since, and another life of it be here): what they say of themselves counts."""
+        self._leaving: set[str] = set()
+        """Members that drain: they finish what they can, and get nothing new, no weights either."""
         self.version: PolicyVersion | None = None
         """What the members must hold; set by the weight sync."""
+        self.sync_lock = asyncio.Lock()
+        """Held by whoever brings weights to members: a sync of all, or of one that has joined."""
+        self._changed = asyncio.Event()
+        """Set when a member comes into use, and when there are new weights; for those who wait for that."""
         self._capacities = Capacities(ctx.services.pools)
         self._colocated = ctx.config.argosy.colocated
         self._asleep = False
         self._turns = 0
 
     def members(self) -> list[str]:
-        """Every rollout server that isn't gone for good, in order."""
+        """Every rollout server that is there to stay, in order."""
         gone = self._ctx.services.lost
         self.usable -= gone
-        return sorted(set(self._ctx.services.rollouts) - gone)
+        return sorted(set(self._ctx.services.rollouts) - gone - self._leaving)
 
     def in_use(self) -> list[str]:
         """The members that get samples, in order."""
@@ -55,6 +64,43 @@ class RolloutFleet:
     def any_usable(self) -> bool:
         """Whether anybody gets samples."""
         return not self.usable <= self._ctx.services.lost
+
+    def joins(self, member: str) -> None:
+        """It is there, and not in use before it has said that it holds the current weights."""
+        self.usable.discard(member)
+        self._unproven.add(member)
+
+    def drains(self, member: str) -> None:
+        """It is about to leave: it may finish what it has."""
+        self.usable.discard(member)
+        self._leaving.add(member)
+
+    def forget(self, member: str) -> None:
+        """It has left; whoever comes under this id is another one."""
+        self.usable.discard(member)
+        self._leaving.discard(member)
+        self._unproven.discard(member)
+        self._capacities.forget(member)
+
+    async def has_version(self) -> None:
+        """Return when it is known what the members must hold: after the first sync."""
+        while self.version is None:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def wait_for_joiner(self) -> bool:
+        """Whether it makes sense to go on: somebody is in use, or came into use in the time that a start may take
+        (argosy.startup_timeout_s). True too where nobody can come, so that nobody waits: servers may be back."""
+        if self.in_use() or not self._ctx.services.takes_joiners:
+            return True
+        patience_s = self._ctx.config.argosy.startup_timeout_s
+        log.warning("no rollout server is in use; waiting %g s for one to join or to come back", patience_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while not self.in_use():
+                    self._changed.clear()
+                    await self._changed.wait()
+        return bool(self.in_use())
 
     async def check_sleep(self) -> None:
         """Refuse, before the first token, servers that can't sleep as a colocated run needs it. Raises ConfigError."""
@@ -127,14 +173,21 @@ class RolloutFleet:
         """These took the weights that all must hold from now on, and are used; one that had turned requests away only
         if it says that it is ready (a server that drains takes weights too)."""
         self.version = version
-        self.usable |= set(members) - self._refusing
-        await self._take_back([member for member in members if member in self._refusing])
+        self._changed.set()
+        there = set(members) & set(self.members())  # one may have left, or drain, since its weights came
+        self._use(there - self._unproven)
+        await self._take_back([member for member in members if member in self._unproven])
 
     def refused(self, member: str, error: StateError) -> None:
         """It drains, or its weights are being replaced: others may be ready."""
         log.warning("%s takes no samples: %s", member, error)
         self.usable.discard(member)
-        self._refusing.add(member)
+        self._unproven.add(member)
+
+    async def take_in(self, member: str) -> bool:
+        """Use a member if it answers that it is ready with the current weights; whether it is used now."""
+        await self._take_back([member])
+        return member in self.usable
 
     async def readmit(self) -> None:
         """Take members back that were cut off for a moment: they answer, and hold the current weights."""
@@ -142,9 +195,15 @@ class RolloutFleet:
 
     async def _take_back(self, members: Sequence[str]) -> None:
         for member, status in zip(members, await self._ask(members), strict=True):
-            if status is not None and status.state == "ready" and status.version == self.version:
-                self.usable.add(member)
-                self._refusing.discard(member)
+            current = status is not None and status.state == "ready" and status.version == self.version
+            if current and member in self.members():
+                self._use({member})
+                self._unproven.discard(member)
+
+    def _use(self, members: Set[str]) -> None:
+        self.usable |= members
+        if members:
+            self._changed.set()
 
     async def learn_slots(self, members: Sequence[str]) -> None:
         """Ask those whose numbers of slots are not known."""

@@ -127,8 +127,8 @@ class ParityGate:
 
     async def _sample(self, member: str, step: int) -> list[Completion]:
         """The canary's completions; empty where there is nothing to compare."""
-        server = self._ctx.services.rollouts[member]
         try:
+            server = self._ctx.services.rollouts[member]
             status = await server.status()
             if status.capabilities.get("engine") in MODEL_FREE_ENGINES:
                 return []

@@ -44,6 +44,16 @@ class RolloutStage(RolloutFleet):
         self.usable.discard(member)
         self.singles.evict(member)
 
+    def drains(self, member: str) -> None:
+        """As for any fleet; what it ends early is no failure, and goes on elsewhere."""
+        super().drains(member)
+        self.singles.leaves(member)
+
+    def forget(self, member: str) -> None:
+        """As for any fleet; its connection is closed, so that what it had goes on elsewhere."""
+        super().forget(member)
+        self.singles.has_left(member)
+
     def metrics(self) -> dict[str, float]:
         """What each pool did for training since the last call."""
         return self._capacities.metrics(self.in_use())
@@ -51,20 +61,12 @@ class RolloutStage(RolloutFleet):
     async def generate(self, requests: Sequence[GenerateRequest], sink: Sink) -> None:
         """Hand each request's completion to `sink`, exactly once, as it ends.
 
-        Raises UnavailableError when samples are still missing after the bounded rounds of re-dispatch.
+        What a server doesn't finish goes on elsewhere at once, while the others are busy with theirs. Raises
+        UnavailableError when samples are still missing after the bounded rounds of re-dispatch.
         """
         await self.clear_devices()
         waiting = {request.sample_id: request for request in requests}
-        failure: Exception | None = None
-        for round_number in range(MAX_ROUNDS):
-            if not waiting:
-                return
-            if round_number:
-                self._ctx.count("rollout/redispatched_samples", len(waiting))
-                log.warning("dispatching %d samples again (%s)", len(waiting), failure)
-                await asyncio.sleep(ROUND_PAUSE_S * round_number)
-                await self.readmit()
-            failure = await self._round(waiting, sink) or failure
+        failure = await self._round(waiting, list(waiting), sink, 0)
         if waiting:
             raise UnavailableError(
                 f"{len(waiting)} of {len(requests)} samples could not be generated in {MAX_ROUNDS} rounds; "
@@ -81,17 +83,47 @@ class RolloutStage(RolloutFleet):
         """
         return await self.singles.generate(request, on_run)
 
-    async def _round(self, waiting: dict[SampleId, GenerateRequest], sink: Sink) -> Exception | None:
+    async def _round(
+        self, waiting: dict[SampleId, GenerateRequest], samples: Sequence[SampleId], sink: Sink, number: int
+    ) -> Exception | None:
+        """Spread some of those that wait over the servers; why the last of them failed, if any did."""
+        if not samples:
+            return None
+        if not await self.wait_for_joiner():
+            return UnavailableError("no rollout server is left, and none has joined within argosy.startup_timeout_s")
         usable = self.in_use()
         if len(usable) > 1:
             await self.learn_slots(usable)
         weights = dict.fromkeys(usable, 1.0) if self._even else self._capacities.weights(usable)
-        shares = assign_groups(list(waiting.values()), weights)
+        shares = assign_groups([waiting[sample] for sample in samples], weights)
         if not shares:
-            return UnavailableError("no rollout server is usable")
+            return await self._again(waiting, samples, sink, number, UnavailableError("no rollout server is usable"))
+
+        async def serve(member: str, share: Sequence[GenerateRequest]) -> Exception | None:
+            failure = await self._serve(member, share, waiting, sink)
+            left = [request.sample_id for request in share if request.sample_id in waiting]
+            return failure if failure is None else await self._again(waiting, left, sink, number, failure)
+
         async with asyncio.TaskGroup() as group:  # an exception of one ends the others before it is raised
-            serving = [group.create_task(self._serve(member, share, waiting, sink)) for member, share in shares.items()]
+            serving = [group.create_task(serve(member, share)) for member, share in shares.items()]
         return next((failure for task in serving if (failure := task.result()) is not None), None)
+
+    async def _again(
+        self,
+        waiting: dict[SampleId, GenerateRequest],
+        samples: Sequence[SampleId],
+        sink: Sink,
+        number: int,
+        failure: Exception,
+    ) -> Exception | None:
+        """Another round for what a server has left, unless there were enough."""
+        if not samples or number + 1 >= MAX_ROUNDS:
+            return failure
+        self._ctx.count("rollout/redispatched_samples", len(samples))
+        log.warning("dispatching %d samples again (%s)", len(samples), failure)
+        await asyncio.sleep(ROUND_PAUSE_S * (number + 1))
+        await self.readmit()
+        return await self._round(waiting, samples, sink, number + 1)
 
     async def _serve(
         self, member: str, share: Sequence[GenerateRequest], waiting: dict[SampleId, GenerateRequest], sink: Sink

@@ -22,6 +22,8 @@ MAX_ROUNDS = 5
 ROUND_PAUSE_S = 0.5
 MIN_PAUSE_S = 0.05
 """Before an overloaded server is asked again, even if it says at once."""
+LEAVES = "leaves"
+"""As whom a server's places are held that drains."""
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 """How a sample ends that needs nothing more."""
 
@@ -127,6 +129,16 @@ class SingleSamples:
         self._see_to_those_who_wait()
         return count
 
+    def leaves(self, member: str) -> None:
+        """A server drains: it is sent nothing more."""
+        self.places.hold(member, LEAVES)
+        self._see_to_those_who_wait()
+
+    def has_left(self, member: str) -> None:
+        """A server is gone."""
+        self.places.forget(member)
+        self._see_to_those_who_wait()
+
     def interrupt(self, member: str) -> None:
         """A server is about to end what it runs, for new weights: no failure of its own."""
         for running in self._running.values():
@@ -153,8 +165,8 @@ class SingleSamples:
             if on_run is not None:
                 on_run(run)
 
-        server = self._ctx.services.rollouts[member]
         try:
+            server = self._ctx.services.rollouts[member]
             async with running.scope:
                 async for completion in server.generate([request], deadline_s=self._ctx.deadline_s, on_run=watch):
                     if completion.finish_reason is FinishReason.FAILED or not (
@@ -234,6 +246,10 @@ class SingleSamples:
                 await self._readmit()
                 if self._fleet.any_usable:
                     return
+            await self._fleet.wait_for_joiner()
+            if self._fleet.any_usable:
+                await self.refresh()
+                return
         except Exception as error:  # nobody awaits this task: those who wait for a place are told
             log.exception("looking for rollout servers has failed")
             self.places.fail(error)
