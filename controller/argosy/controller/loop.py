@@ -32,9 +32,10 @@ from argosy.controller.recording.store import RecordedStep
 from argosy.controller.recovery import IN_FLIGHT, PENDING_VALIDATION, CheckpointStore
 from argosy.controller.stages import assemble
 from argosy.controller.stages.held_out import HeldOutPasses
-from argosy.controller.stages.newcomers import Newcomers, pull
+from argosy.controller.stages.newcomers import Newcomers
 from argosy.controller.stages.parity import PROMPT_COUNT, ParityGate
 from argosy.controller.stages.reference import add_log_probs
+from argosy.controller.stages.relay import catch_up
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.controller.stages.save import CheckpointSaves
 from argosy.controller.stages.sync import publish_and_sync
@@ -122,7 +123,7 @@ class Controller:
         self._rollout = RolloutStage(ctx)
         self._agents = build_agents(ctx, self._rollout)
         self._rollout.answerer = self._agents or self._rollout
-        self._newcomers = Newcomers(ctx, self._rollout, pull)
+        self._newcomers = Newcomers(ctx, self._rollout, catch_up)
         self._parity = ParityGate(ctx, self._rollout, sampler.first_prompts(PROMPT_COUNT))
         self._producer = producer or build_producer(ctx, sampler, self._rollout, self._stage, total_steps)
         self._recorder = recorder or NoRecorder()
@@ -136,6 +137,7 @@ class Controller:
         finally:
             self._parity.cancel()
             await self._newcomers.close()
+            await self._rollout.turns.close()
             if self._agents is not None:
                 self._agents.close()
 

@@ -7,11 +7,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING
 
-from argosy.roles.weights import WeightSource
+from argosy.roles.weights import SOURCE, WeightSource
 from argosy.rollout.adapters import Adapters
 from argosy.rollout.engines.base import Engine, ReceivesCollectives
 from argosy.rollout.engines.updates import WeightUpdates
-from argosy.types.errors import InvalidInputError, NotFoundError, StateError
+from argosy.rollout.passing import WatchedSource, chunks_of, name_of
+from argosy.types.errors import CorruptDataError, InvalidInputError, NotFoundError, StateError
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import TransferOffer, WeightChunk, WeightsManifest
 from argosy.weightsync import Snapshot, build_manifest, shapes_of
@@ -97,14 +98,22 @@ class ServerWeights:
     async def receive(
         self, sync_id: str, source: WeightSource, deadline_s: float, offer: TransferOffer | None = None
     ) -> int:
-        """Fill the staging area by the offered transfer, or as a stream from `source`; the bytes that it took."""
+        """Fill the staging area by the offered transfer, or as a stream from `source`; the bytes that it took.
+
+        An error for which a stream's source is to blame names it (`argosy.roles.weights.SOURCE`): another may be right.
+        """
         if self._finished(sync_id) is not None:
             return 0
         await self._end_receive()
-        receiving = asyncio.create_task(self._updates.receive(sync_id, source, deadline_s, offer))
+        watched = WatchedSource(source, deadline_s)
+        receiving = asyncio.create_task(self._updates.receive(sync_id, watched, deadline_s, offer))
         self._receiving = receiving
         try:
             return await receiving
+        except CorruptDataError as error:
+            if offer is None or offer.transport == "stream":
+                error.metadata.setdefault(SOURCE, name_of(source))
+            raise
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if self._receiving is receiving or (current is not None and current.cancelling()):
@@ -188,12 +197,35 @@ class ServerWeights:
 
     async def get_manifest(self) -> WeightsManifest:
         """The version that is served."""
+        served = self._engine.version
+        if served is not None:
+            with self._updates.lent(served) as staging:
+                if staging is not None:
+                    return staging.manifest
         return await (await self.held_snapshot()).get_manifest()
+
+    async def manifest_of(self, version: PolicyVersion) -> WeightsManifest:
+        """That of a version whose bytes are here, also before they are swapped in. NotFoundError of any other."""
+        with self._updates.lent(version) as staging:
+            if staging is not None:
+                return staging.manifest
+        manifest = await self.get_manifest()
+        if manifest.version != version:
+            raise NotFoundError(f"this rollout server holds weights {manifest.version.short}, not {version.short}")
+        return manifest
 
     async def stream_weights(
         self, version: PolicyVersion, names: tuple[str, ...] = (), *, base: PolicyVersion | None = None
     ) -> AsyncIterator[WeightChunk]:
-        """Its bytes, never as deltas."""
+        """Its bytes, never as deltas: those that came, as they came, while they are here; a copy of the engine's else.
+
+        So a server passes a version on as soon as it has all of it, whether it serves that yet or not.
+        """
+        with self._updates.lent(version) as staging:
+            if staging is not None:
+                async for chunk in chunks_of(staging, names):
+                    yield chunk
+                return
         snapshot = await self.held_snapshot()
         async for chunk in snapshot.stream_weights(version, names):
             yield chunk
@@ -213,6 +245,10 @@ class HeldWeights:
     async def get_manifest(self) -> WeightsManifest:
         """Of the version that is served. StateError before the engine is started."""
         return await self._held().get_manifest()
+
+    async def manifest_of(self, version: PolicyVersion) -> WeightsManifest:
+        """Of a version whose bytes are here. StateError before the engine is started."""
+        return await self._held().manifest_of(version)
 
     async def stream_weights(
         self, version: PolicyVersion, names: tuple[str, ...] = (), *, base: PolicyVersion | None = None

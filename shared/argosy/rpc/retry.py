@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from argosy.roles.weights import SOURCE
 from argosy.types.errors import ArgosyError, DeadlineError, OverloadedError, UnavailableError
 
 Result = TypeVar("Result")
@@ -48,8 +49,9 @@ async def retry(
     """Run `attempt(timeout_s, left_s)` until it succeeds: timeout_s is for this try, left_s what is left in all.
 
     Tries again after UnavailableError, OverloadedError (not before the server's RetryInfo), and a try's own timeout.
-    Everything else is raised at once; so is the last error when the tries are used up, or when the wait would be longer
-    than what is left. DeadlineError when the total deadline passes, after which nothing runs any more.
+    Everything else is raised at once, also what the server blames on its source of weights; so is the last error when
+    the tries are used up, or when the wait would be longer than what is left. DeadlineError when the total deadline
+    passes, after which nothing runs any more.
     """
     policy = policy or RetryPolicy()
     end = time.monotonic() + deadline_s
@@ -64,6 +66,8 @@ async def retry(
         except TimeoutError:
             last = DeadlineError(f"{what}: no answer within {timeout_s:.3g} s")
         except (UnavailableError, OverloadedError, DeadlineError) as error:
+            if SOURCE in error.metadata:
+                raise  # somebody behind the server: whoever asked may know a better one
             last = error
         wait_s = policy.backoff_s(tries)
         if isinstance(last, OverloadedError):

@@ -8,11 +8,12 @@ from typing import Any
 import grpc
 
 from argosy.api.common.v1 import weights_service_pb2 as pb
-from argosy.roles.weights import WeightSource
+from argosy.roles.weights import HoldsVersions, WeightSource
 from argosy.rpc.codec.common import manifest_to_pb, version_from_pb, version_to_pb
 from argosy.rpc.codec.weight_stream import Response, encode
 from argosy.rpc.gate import Gate
 from argosy.types.errors import InvalidInputError, NotFoundError
+from argosy.types.ids import PolicyVersion
 from argosy.types.records import WeightsManifest
 
 NAME = pb.DESCRIPTOR.services_by_name["WeightsService"].full_name
@@ -41,9 +42,7 @@ class WeightsServicer:
         if not request.HasField("version"):
             raise InvalidInputError("StreamWeights needs a version", field="version")
         version = version_from_pb(request.version)
-        manifest = await self._source.get_manifest()
-        if manifest.version != version:
-            raise NotFoundError(f"this server holds weights {manifest.version.short}, not {version.short}")
+        manifest = await self._manifest_of(version)
         names = tuple(request.names)
         header = pb.StreamWeightsHeader(version=version_to_pb(version), size_bytes=_size_bytes(manifest, names))
         yield pb.StreamWeightsResponse(context=self._gate.respond(version), header=header)
@@ -53,6 +52,14 @@ class WeightsServicer:
             yield chunk
             count += 1
         yield pb.StreamWeightsResponse(end=pb.StreamWeightsEnd(chunk_count=count))
+
+    async def _manifest_of(self, version: PolicyVersion) -> WeightsManifest:
+        if isinstance(self._source, HoldsVersions):
+            return await self._source.manifest_of(version)
+        manifest = await self._source.get_manifest()
+        if manifest.version != version:
+            raise NotFoundError(f"this server holds weights {manifest.version.short}, not {version.short}")
+        return manifest
 
 
 def _size_bytes(manifest: WeightsManifest, names: tuple[str, ...]) -> int:

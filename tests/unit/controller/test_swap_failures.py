@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from argosy.controller.stages.dispatch import Places
+from argosy.controller.stages.phases import Deadline
 from argosy.controller.stages.swaps import Swap
 from argosy.types.errors import InternalError, UnavailableError
 
@@ -38,7 +39,7 @@ async def test_failed_resume_after_a_failed_sync_leaves_no_hold(answer: Exceptio
 
     async def sync() -> None:
         async with Swap(cast(Any, ctx), cast(Any, rollout), "a", ("s", 1)) as swap:
-            await swap.settle()
+            await swap.settle(Deadline(20))
             assert places.is_held("a")
             raise UnavailableError("the transfer broke")
 

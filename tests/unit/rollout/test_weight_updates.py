@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from argosy.modeling.tiny import save_tiny_model
-from argosy.roles.weights import WeightSource
+from argosy.roles.weights import SOURCE, WeightSource
+from argosy.rollout import passing
 from argosy.rollout.core import HfRollout
 from argosy.types.errors import (
     ArgosyError,
@@ -423,13 +424,71 @@ async def test_a_server_passes_its_weights_on(open_rollout: Open, other: Path) -
         _ = [chunk async for chunk in first.weight_source().stream_weights(base.version)]
 
 
+async def test_a_server_passes_on_what_it_has_staged_and_does_not_serve_yet(
+    open_rollout: Open, tiny: Path, other: Path
+) -> None:
+    """Also while the next version comes in: what is being read is not written over."""
+    first, second = await open_rollout(), await open_rollout(start_stale=True)
+    old = (await first.status()).version
+    snapshot = snapshot_of(other)
+    version = snapshot.manifest.version
+    await first.start_weight_update("s", snapshot.manifest, CTX)
+    with pytest.raises(NotFoundError):
+        await first.weights.manifest_of(version)
+    await first.update_weights("s", snapshot, CTX)
+    assert (await first.status()).version == old
+    assert (await first.weight_source().get_manifest()).version == old
+    assert await first.weights.manifest_of(version) == snapshot.manifest
+    chunks = first.weights.stream_weights(version)
+    begun = [bytes((await anext(chunks)).data)]
+    await first.finish_weight_update("s", CTX)
+    following = snapshot_of(tiny, step=2)
+    assert await sync(first, following, "next") == following.manifest.version
+    begun += [bytes(chunk.data) async for chunk in chunks]
+    assert begun == [bytes(chunk.data) async for chunk in snapshot.stream_weights(version)]
+    with pytest.raises(NotFoundError):
+        _ = [chunk async for chunk in first.weights.stream_weights(version)]
+    assert await sync(second, first.weight_source()) == following.manifest.version
+    check(tiny, (await answers(second, [request()]))[0])
+
+
+@pytest.mark.parametrize("fault", ["dies", "ends", "flips", "is silent"])
+async def test_a_source_that_fails_is_named_as_what_failed(
+    open_rollout: Open, other: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """So that whoever asked can name another source; a fault of the update itself is nobody else's."""
+    monkeypatch.setattr(passing, "MIN_SILENCE_S", 0.1)
+    rollout, snapshot = await open_rollout(), snapshot_of(other)
+
+    class Silent(Faulty):
+        async def stream_weights(
+            self, version: PolicyVersion, names: tuple[str, ...] = (), *, base: PolicyVersion | None = None
+        ) -> AsyncIterator[WeightChunk]:
+            yield await anext(self._snapshot.stream_weights(version, names))
+            await asyncio.Event().wait()
+
+    await rollout.start_weight_update("s", snapshot.manifest, CTX)
+    source = Silent(snapshot, "") if fault == "is silent" else Faulty(snapshot, fault)
+    with pytest.raises((UnavailableError, CorruptDataError)) as caught:
+        await rollout.update_weights("s", source, replace(CTX, deadline_s=0.4) if fault == "is silent" else CTX)
+    assert caught.value.metadata[SOURCE] == "this process"
+    with pytest.raises(NotFoundError) as unknown:
+        await rollout.update_weights("unknown", snapshot, CTX)
+    assert SOURCE not in unknown.value.metadata
+    await rollout.update_weights("s", snapshot, CTX)
+    assert await rollout.finish_weight_update("s", CTX) == snapshot.manifest.version
+
+
 async def test_bfloat16_server_takes_float32_weights(open_rollout: Open, other: Path) -> None:
+    """And passes them on as they came, for as long as it has them so."""
     rollout = await open_rollout(dtype="bfloat16")
     version = await sync(rollout, snapshot_of(other))
+    assert (await rollout.weight_source().get_manifest()) == snapshot_of(other).manifest
     [done] = await answers(rollout, [request(temperature=0.0, max_tokens=4)])
     assert [run.version for run in done.versions] == [version]
     expected = plain_logits(other, PROMPT, done.token_ids).log_softmax(-1)
     for index, (token, log_prob) in enumerate(zip(done.token_ids, done.log_probs, strict=True)):
         assert log_prob == pytest.approx(expected[index, token].item(), abs=0.5)
+    rollout.weights.release()
     with pytest.raises(NotFoundError, match="bfloat16"):
         await rollout.weight_source().get_manifest()

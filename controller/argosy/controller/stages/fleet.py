@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence, Set
 
 from argosy.controller.context import RunContext
 from argosy.controller.stages.capacity import Capacities
+from argosy.controller.stages.turns import Turns
 from argosy.roles.rollout import Rollout
 from argosy.types.errors import ArgosyError, ConfigError, DeadlineError, StateError, UnavailableError
 from argosy.types.ids import PolicyVersion
@@ -37,8 +38,8 @@ class RolloutFleet:
         """Members that drain: they finish what they can, and get nothing new, no weights either."""
         self.version: PolicyVersion | None = None
         """What the members must hold; set by the weight sync."""
-        self.sync_lock = asyncio.Lock()
-        """Held by whoever brings weights to members: a sync of all, or of one that has joined."""
+        self.turns = Turns()
+        """Of those who bring weights to members: a sync of all, or of one that has joined or was away."""
         self._changed = asyncio.Event()
         """Set when a member comes into use, and when there are new weights; for those who wait for that."""
         self._capacities = Capacities(ctx.services.pools)

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from argosy.controller.context import RunContext
 from argosy.controller.stages.rollout import RolloutStage
-from argosy.controller.stages.transfer import EVERYWHERE, transfer
-from argosy.types.errors import ArgosyError, UnavailableError
+from argosy.types.errors import ArgosyError
 from argosy.types.records import Member, MemberState
 
 log = logging.getLogger(__name__)
@@ -120,17 +119,3 @@ class Newcomers:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         log.info("%s is in use", member)
         await self._rollout.singles.refresh()
-
-
-async def pull(ctx: RunContext, rollout: RolloutStage, member: str) -> None:
-    """Bring one server to the trainer's published weights, as a stream. Raises ArgosyError or TimeoutError."""
-    async with rollout.sync_lock:
-        async with asyncio.timeout(ctx.deadline_s):
-            manifest = await ctx.services.policy.weight_source().get_manifest()
-        if manifest.version != rollout.version:
-            raise UnavailableError(f"the trainer publishes {manifest.version.short} at the moment, not what is in use")
-        ctx.count("rollout/catch_ups")
-        sync_id = f"{manifest.version.short}-{member}-{int(ctx.counters['rollout/catch_ups'])}"
-        [result] = await transfer(ctx, rollout, [member], {member: EVERYWHERE}, sync_id, manifest, 1)
-        if isinstance(result, BaseException):
-            raise result

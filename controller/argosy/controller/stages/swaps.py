@@ -14,6 +14,7 @@ import logging
 from types import TracebackType
 
 from argosy.controller.context import RunContext
+from argosy.controller.stages.phases import Deadline
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.types.errors import ArgosyError
 
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 
 HOLDER = "swap"
 """As whom a swap holds a server's places."""
+RESUME_S = 5.0
+"""For a server to go on whose sync has failed."""
 
 
 class Swap:
@@ -44,23 +47,29 @@ class Swap:
         self._paused = False
 
     async def __aenter__(self) -> Swap:
-        if self._mode == "finish":
-            self._places.hold(self._member, HOLDER)
         return self
 
-    async def settle(self) -> None:
-        """The weights are there: let the server come to a state in which they may be swapped in."""
+    def begin(self) -> None:
+        """The weights begin to come. A server that still waits for its turn goes on with samples."""
+        if self._mode == "finish":
+            self._places.hold(self._member, HOLDER)
+
+    async def settle(self, deadline: Deadline) -> None:
+        """The weights are there: let the server come to a state in which they may be swapped in.
+
+        The time that samples are waited for is none of the sync's, and has a bound of its own.
+        """
         if self._mode == "finish":
             try:
-                async with asyncio.timeout(self._ctx.deadline_s):
+                async with deadline.suspended(), asyncio.timeout(self._ctx.deadline_s):
                     await self._places.empty(self._member)
             except TimeoutError:
                 count = self._places.outstanding(self._member)
                 log.warning("%s still runs %d samples when its weights are swapped: they end", self._member, count)
-                await self._abort()
+                await self._abort(deadline)
         elif self._mode == "abort":
             self._places.hold(self._member, HOLDER)
-            await self._abort()
+            await self._abort(deadline)
 
     async def swapped(self) -> None:
         """The new weights serve: go on."""
@@ -75,13 +84,15 @@ class Swap:
             self._rollout.give_up(self._member)
         try:
             if self._paused and isinstance(error, Exception):
-                await self._server.resume(self._ctx.mutation("swap-give-up", *self._names))
-        except ArgosyError as away:
+                async with asyncio.timeout(RESUME_S):  # it may be frozen: whoever catches it up resumes it
+                    await self._server.resume(self._ctx.mutation("swap-give-up", *self._names))
+        except (ArgosyError, TimeoutError) as away:
             log.warning("%s stays paused after its sync has failed: %s", self._member, away)
         finally:
             self._places.release(self._member, HOLDER)
 
-    async def _abort(self) -> None:
+    async def _abort(self, deadline: Deadline) -> None:
         self._paused = True  # even if the answer is lost
         self._rollout.singles.interrupt(self._member)
-        await self._server.pause("abort", self._ctx.mutation("swap-pause", *self._names))
+        async with deadline.bound(f"{self._member} has not ended its samples"):
+            await self._server.pause("abort", self._ctx.mutation("swap-pause", *self._names))

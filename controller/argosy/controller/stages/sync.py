@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from argosy.controller.context import RunContext
+from argosy.controller.stages.fleet import AWAY
+from argosy.controller.stages.phases import Deadline
 from argosy.controller.stages.rollout import RolloutStage
+from argosy.controller.stages.stragglers import leave_out
 from argosy.controller.stages.transfer import EVERYWHERE, SAME_HOST, choose_transports, transfer
 from argosy.controller.stages.weights_form import choose_form, publish, with_bases
 from argosy.types.errors import (
     ArgosyError,
     CorruptDataError,
+    FencedError,
     InvalidInputError,
     NotFoundError,
     UnavailableError,
@@ -26,34 +30,57 @@ log = logging.getLogger(__name__)
 async def publish_and_sync(ctx: RunContext, rollout: RolloutStage, step: int) -> PolicyVersion:
     """Publish the trainer's weights as (lineage, step) and bring every rollout server to that version.
 
-    A server that fails keeps its old version and is out of use until a later sync to it succeeds. Raises
-    UnavailableError when no server took the version.
+    Who takes part, and under which name, is settled before the first byte. A server that fails costs the sync's
+    deadline at most, keeps its old version, and is left out from then on: when it answers again it is caught up (see
+    `argosy.controller.stages.stragglers`). Raises UnavailableError when no server took the version and none may join,
+    and FencedError when one has seen a newer leader.
     """
+    async with rollout.turns.whole():
+        manifest = await publish(ctx, step, await choose_form(ctx, _members(rollout)))
+        await rollout.wake(step)
+        sync_id = f"{ctx.lineage}-{step}"
+        members = _members(rollout)
+        manifest = await with_bases(ctx, members, sync_id, manifest, step, partial(_send_to, ctx, rollout))
+        results = await _send_to(ctx, rollout, members, sync_id, manifest)
+        failures = _failures(ctx, dict(zip(members, results, strict=True)))
+        if len(failures) == len(members):
+            _nobody_took_it(ctx, step, failures)
+        for member, failure in failures.items():
+            leave_out(ctx, rollout, member, failure)
+        ctx.measured["sync/transferred_mb"] = sum(result for result in results if isinstance(result, int)) / 1e6
+        ctx.measured["sync/manifest_mb"] = sum(t.size_bytes for t in manifest.tensors if not t.tied_to) / 1e6
+        await rollout.synced([member for member in members if member not in failures], manifest.version)
+    return manifest.version
+
+
+def _members(rollout: RolloutStage) -> list[str]:
+    """Who takes part in a sync: all but those that don't answer, unless that is everyone."""
     members = rollout.members()
-    manifest = await publish(ctx, step, await choose_form(ctx, members))
-    await rollout.wake(step)
-    sync_id = f"{ctx.lineage}-{step}"
-    members = rollout.members()
-    manifest = await with_bases(ctx, members, sync_id, manifest, step, partial(_send_to, ctx, rollout))
-    results = await _send_to(ctx, rollout, members, sync_id, manifest)
-    failures: dict[str, BaseException] = {}
-    for member, result in zip(members, results, strict=True):
-        if isinstance(result, (ArgosyError, TimeoutError)):
-            rollout.give_up(member)
+    return [member for member in members if member not in rollout.turns.left_out] or members
+
+
+def _nobody_took_it(ctx: RunContext, step: int, failures: Mapping[str, Exception]) -> None:
+    """Raises UnavailableError, unless others may join and those that failed are only away: then these are waited for
+    when there is work."""
+    if ctx.services.takes_joiners and all(isinstance(failure, AWAY) for failure in failures.values()):
+        log.warning("no rollout server has the weights of step %d", step)
+        return
+    for member, failure in failures.items():
+        text = f"no rollout server took the weights of step {step}; {member}: {failure}"
+        raise UnavailableError(text) from failure
+    raise UnavailableError(f"no rollout server is left that could take the weights of step {step}")
+
+
+def _failures(ctx: RunContext, results: dict[str, int | BaseException]) -> dict[str, Exception]:
+    """What went wrong, by member. Raises what isn't one server's failure."""
+    failures: dict[str, Exception] = {}
+    for member, result in results.items():
+        if isinstance(result, FencedError) or not isinstance(result, (int, ArgosyError, TimeoutError)):
+            raise result
+        if not isinstance(result, int):
             failures[member] = result
             ctx.count("sync/failed_members")
-            log.warning("weight sync %s to %s failed: %s", sync_id, member, result)
-        elif not isinstance(result, int):
-            raise result
-    if not members:
-        raise UnavailableError(f"no rollout server is left that could take the weights of step {step}")
-    if len(failures) == len(members):
-        member, failure = next(iter(failures.items()))
-        raise UnavailableError(f"no rollout server took the weights of step {step}; {member}: {failure}") from failure
-    ctx.measured["sync/transferred_mb"] = sum(result for result in results if isinstance(result, int)) / 1e6
-    ctx.measured["sync/manifest_mb"] = sum(t.size_bytes for t in manifest.tensors if not t.tied_to) / 1e6
-    await rollout.synced([member for member in members if member not in failures], manifest.version)
-    return manifest.version
+    return failures
 
 
 async def _send_to(
@@ -64,16 +91,21 @@ async def _send_to(
     Two failures are tried again once. Damage: a sender on disk then mends what it wrote, and no server takes a delta
     twice. Memory that could not be shared after all, where that was our own choice: by the stream.
     """
-    ways = await choose_transports(ctx, members)
-    results = dict(zip(members, await transfer(ctx, rollout, members, ways, sync_id, manifest, 1), strict=True))
-    again = [member for member, result in results.items() if _worth_another_try(ctx, ways[member], result)]
+    deadline = Deadline(ctx.deadline_s)
+    ways, silent = await choose_transports(ctx, members, deadline)
+    results: dict[str, int | BaseException] = dict(silent)
+    for member in silent:
+        rollout.give_up(member)
+    there = [member for member in members if member in ways]
+    results |= zip(there, await transfer(ctx, rollout, there, ways, sync_id, manifest, 1, deadline), strict=True)
+    again = [member for member in there if _worth_another_try(ctx, ways[member], results[member])]
     if again:
         first = results[again[0]]
         log.warning("weight sync %s failed for %s, once more: %s", sync_id, again, first)
         ctx.count("sync/damaged", sum(isinstance(results[member], CorruptDataError) for member in again))
         ways |= {m: EVERYWHERE for m in again if ways[m] == SAME_HOST}
-        results |= zip(again, await transfer(ctx, rollout, again, ways, sync_id, manifest, 2), strict=True)
-    return list(results.values())
+        results |= zip(again, await transfer(ctx, rollout, again, ways, sync_id, manifest, 2, deadline), strict=True)
+    return [results[member] for member in members]
 
 
 def _worth_another_try(ctx: RunContext, transport: str, result: int | BaseException) -> bool:

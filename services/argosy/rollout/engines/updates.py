@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from argosy.roles.weights import WeightSource
@@ -44,6 +46,8 @@ class WeightUpdates:
         self._manifest: WeightsManifest | None = None
         self._staging: Staging | None = None
         self._spare: Staging | None = None
+        self._lent: Counter[Staging] = Counter()
+        """How often each is being read by those to whom it is passed on."""
         self._complete = False
         self._finished: tuple[str, PolicyVersion] | None = None
 
@@ -88,7 +92,7 @@ class WeightUpdates:
         # that was given up has started (a thread, a worker) may write into its memory for a while yet, so that only the
         # memory of one that has ended well is used again.
         spare, self._spare = self._spare, None
-        staging = Staging(manifest, reuse=spare)
+        staging = Staging(manifest, reuse=spare if spare is not None and not self._lent[spare] else None)
         del spare
         if offer.transport == "collective" and self._collective is not None:
             await receive_by(self._collective, offer, staging, deadline_s)
@@ -99,6 +103,22 @@ class WeightUpdates:
             raise StateError(f"weight update {sync_id!r} was replaced by {self._sync_id!r} while it came in")
         self._staging, self._spare, self._complete = staging, staging, True
         return staging.transferred_byte_count
+
+    @contextmanager
+    def lent(self, version: PolicyVersion) -> Iterator[Staging | None]:
+        """What has come whole of a version (staged, or swapped in since) for others to read, unchanged until the end of
+        the context; None if there is nothing of it, or its memory was needed again."""
+        staging = self._spare
+        if staging is None or staging.manifest.version != version:
+            yield None
+            return
+        self._lent[staging] += 1
+        try:
+            yield staging
+        finally:
+            self._lent[staging] -= 1
+            if not self._lent[staging]:
+                del self._lent[staging]
 
     def finished(self, sync_id: str) -> PolicyVersion | None:
         """The version of an update that is done already: a repeated finish gets the first answer."""

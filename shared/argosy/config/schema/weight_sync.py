@@ -32,6 +32,10 @@ class WeightSyncConfig:
     every rollout engine can take it."""
     streams: int = 2
     """stream: streams side by side to one server. shared_memory: threads that copy and check, on as many cores."""
+    fan_out: int = 2
+    """stream: rollout servers that take a version from the trainer. They pass it on, each to one server at a time, and
+    so do those, so that what the trainer sends doesn't grow with their number; 0: all take it from the trainer. With
+    delta=xor all do: only the trainer has deltas."""
     bucket_mb: int = 64
     """collective: MiB of one message. Two are under way at a time; on a GPU they take that much of its memory."""
     collective_backend: str = "auto"

@@ -374,6 +374,7 @@ TESTS: dict[str, str] = {
     "argosy.weight_sync.disk_keep": "test_weight_sync.py::test_disk_keep",
     "argosy.weight_sync.adapter_only": "test_weight_sync.py::test_adapter_only",
     "argosy.weight_sync.streams": "test_weight_sync.py::test_streams",
+    "argosy.weight_sync.fan_out": "test_weight_sync.py::test_fan_out",
     "argosy.weight_sync.bucket_mb": "test_weight_sync.py::test_collective",
     "argosy.weight_sync.collective_backend": "test_weight_sync.py::test_collective",
     "argosy.weight_sync.collective_broadcast": "test_weight_sync.py::test_collective",

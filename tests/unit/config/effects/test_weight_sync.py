@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM
 from argosy.config import Config
 from argosy.controller.context import RunContext, Services
 from argosy.controller.ledger import Ledger
+from argosy.controller.stages.rollout import RolloutStage
+from argosy.controller.stages.sync import publish_and_sync
 from argosy.controller.stages.weights_form import choose_form, publish
 from argosy.membership.memory import MemoryMembership
 from argosy.types.errors import StateError
@@ -122,6 +124,28 @@ async def test_streams(job: Config, cores: Cores) -> None:
     await core.publish_weights("l0", 0, mutation())
     (offer,) = await core.open_transfer("stream", "s", 1, mutation())
     assert offer.options["streams"] == "3"
+
+
+async def test_fan_out(job: Config, cores: Cores, tmp_path: Path) -> None:
+    """How many of four servers the trainer itself sends to, and how far the last one is from it."""
+    rollouts = {f"rollout-{number}": cores("rollout", job) for number in range(4)}
+    trainer = cores("trainer", job)
+    for step, (fan_out, delta, sent, hops) in enumerate([
+        (2, "off", 2, 2), (1, "off", 1, 3), (0, "off", 4, 1), (2, "xor", 4, 1),
+    ]):  # fmt: skip
+        changed = job.with_values({
+            "argosy.weight_sync.transport": "stream",
+            "argosy.weight_sync.fan_out": fan_out,
+            "argosy.weight_sync.delta": delta,
+        })  # fmt: skip
+        ledger = Ledger(tmp_path / f"ledger-{step}", 1)
+        services = Services(rollouts=rollouts, reward=None, policy=trainer, reference=None)  # type: ignore[arg-type]
+        ctx = RunContext(changed, "run", 1, services, ledger, MemoryMembership(), lineage=f"l{step}")
+        version = await publish_and_sync(ctx, RolloutStage(ctx), 0)
+        ledger.close()
+        assert {(await core.status()).version for core in rollouts.values()} == {version}
+        assert ctx.measured["sync/trainer_mb"] == pytest.approx(sent * ctx.measured["sync/manifest_mb"])
+        assert ctx.measured["sync/hops"] == hops
 
 
 async def test_collective(job: Config, cores: Cores) -> None:

@@ -1,0 +1,104 @@
+"""From whom a server takes a version's bytes: the trainer serves the first few, servers that have them all others.
+
+    trainer ─► a ─► c ─► f
+           │    └─► e
+           └─► b ─► d          a, b: fan_out = 2; each that has all bytes passes them on, to one server at a time
+
+So the trainer sends a version a few times however many servers there are, and the time grows with the logarithm of
+their number. A server passes bytes on that it has checked, and is asked for a version by its digest: what it serves
+itself at that moment plays no part, and one that lacks the version can't be a source of it (case E11).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from argosy.roles.weights import SOURCE, WeightSource
+from argosy.types.errors import ArgosyError
+
+TRAINER = ""
+"""As a holder's member id."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Holder:
+    """Somebody who has the version's bytes."""
+
+    member: str
+    source: WeightSource
+    hops: int = 0
+    """Between it and the trainer."""
+
+
+class Sources:
+    """Holders of one version, and who may take it from whom now.
+
+    Args:
+        trainer: Where the bytes are at the beginning.
+        fan_out: Servers that take them from the trainer; None: all do, and no server passes them on. The trainer serves
+            more only if nobody else can.
+    """
+
+    def __init__(self, trainer: WeightSource, fan_out: int | None) -> None:
+        self._trainer = Holder(TRAINER, trainer)
+        self._relays = fan_out is not None
+        self._left = fan_out or 0
+        self._free: deque[Holder] = deque()
+        self._lent = 0
+        self._changed = asyncio.Event()
+
+    def add(self, holder: Holder) -> None:
+        """A server has all bytes from now on."""
+        if self._relays:
+            self._free.append(holder)
+            self._changed.set()
+
+    @asynccontextmanager
+    async def lent(self, besides: Collection[str] = ()) -> AsyncIterator[Holder]:
+        """Wait for a holder, not one of `besides` if there is another, and take from it within the context.
+
+        One that an error in there blames (`blamed`) is no source any more.
+        """
+        while (holder := self._pick(besides)) is None:
+            self._changed.clear()
+            await self._changed.wait()
+        self._lent += 1
+        try:
+            yield holder
+        except BaseException as error:
+            if holder.member == TRAINER:
+                self._left += 1  # nobody has got the bytes that were sent
+            elif not blamed(error):
+                self.add(holder)
+            raise
+        else:
+            if holder.member != TRAINER:
+                self.add(holder)
+        finally:
+            self._lent -= 1
+            self._changed.set()
+
+    def _pick(self, besides: Collection[str]) -> Holder | None:
+        if not self._relays:
+            return self._trainer
+        if self._left > 0 and TRAINER not in besides:
+            return self._ask_trainer()
+        for holder in self._free:
+            if holder.member not in besides:
+                self._free.remove(holder)
+                return holder
+        # Whoever takes the bytes now will have them, or give back what it took them from.
+        return None if self._lent else self._ask_trainer()
+
+    def _ask_trainer(self) -> Holder:
+        self._left -= 1
+        return self._trainer
+
+
+def blamed(error: BaseException) -> str:
+    """The address of the source to which a server puts its failure down; "" if it was the server's own."""
+    return error.metadata.get(SOURCE, "") if isinstance(error, ArgosyError) else ""
