@@ -64,7 +64,8 @@ def rank_of(launcher: int, timeout_s: float = 90) -> int:
 
 
 def test_e12_kill_9_of_rank_1_ends_the_run_with_its_name(toy_job: ToyJob) -> None:
-    process = toy_job.start("bereft", "trainer.total_training_steps=500", "trainer.val_before_train=false", *TWO)
+    overrides = ("trainer.total_training_steps=500", "trainer.val_before_train=false", "argosy.restart.limit=0")
+    process = toy_job.start("bereft", *overrides, *TWO)
     try:
         pid = rank_of(process.pid)
         wait_for_a_step(toy_job, "bereft")

@@ -7,12 +7,13 @@ rollouts alone no trainer: who asks for one all the same is told so.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from argosy.config import Config
 from argosy.controller.context import Services
@@ -20,6 +21,7 @@ from argosy.controller.launch import LocalFleet
 from argosy.controller.launch.lock import RunFolderLock
 from argosy.controller.launch.plan import plan_members, services_of
 from argosy.controller.rewards.connect import check_external, open_router
+from argosy.controller.roster import open_rollouts
 from argosy.membership.interface import Membership
 from argosy.membership.memory import MemoryMembership
 from argosy.roles.policy import Policy
@@ -41,14 +43,34 @@ BUILDERS: dict[str, str] = {
 """Role → "module:function", imported only when this process is to run it: the controller itself has no torch."""
 
 
-@dataclass(frozen=True, slots=True)
+class Race(Protocol):
+    """How work is done that needs all services."""
+
+    def __call__(self, work: Coroutine[Any, Any, Result], *, setbacks: bool = False) -> Awaitable[Result]:
+        """The work's result, unless a service dies meanwhile: then the work is ended, and the first cause raised.
+
+        With `setbacks` that is a SetbackError where the service is on its way back: `Placement.recover` waits for it.
+        """
+        ...
+
+
+@dataclass(slots=True)
 class Placement:
     """The roles of one run, ready to be called."""
 
     services: Services
+    """Others after `recover`."""
     membership: Membership
-    race: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
-    """Runs the work until it ends or a service dies, and raises the first cause."""
+    race: Race
+    come_back: Callable[[bool], Awaitable[Services]] | None = None
+    """What `recover` does; None where nothing is ever on its way back."""
+
+    async def recover(self, *, fresh: bool) -> None:
+        """After a SetbackError: wait until all services are there again. `fresh`: with trainers that are as at the very
+        beginning, since there is no checkpoint that they could load."""
+        if self.come_back is None:
+            raise StateError("the services of this placement don't come back")
+        self.services = await self.come_back(fresh)
 
 
 class Absent:
@@ -80,33 +102,57 @@ async def _local(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
     from argosy.rpc.clients.critic import CriticClient
     from argosy.rpc.clients.policy import PolicyClient
     from argosy.rpc.clients.reference import ReferenceClient
-    from argosy.rpc.clients.rollout import RolloutClient
 
     options, policy = rpc_settings(config)
     scores = config.argosy.replay.path is None
     if scores:
         await check_external(config, options)
     async with LocalFleet(config, run_dir) as fleet, AsyncExitStack() as stack:
+        connected: dict[tuple[str, str], Any] = {}
 
         def connect(factory: Callable[..., Any], member: Member) -> Any:
-            client = factory(member.address, member_id=member.member_id, options=options, policy=policy)
-            stack.push_async_callback(client.close)
-            return client
+            """The client of this life of a member."""
+            life = (member.member_id, member.incarnation)
+            if life not in connected:
+                client = factory(member.address, member_id=member.member_id, options=options, policy=policy)
+                stack.push_async_callback(client.close)
+                connected[life] = client
+            return connected[life]
 
-        trainers, rollouts, references, critics = (
-            fleet.members.get(role, ()) for role in ("trainer", "rollout", "reference", "critic")
-        )
+        def one(role: str, factory: Callable[..., Any], absent: Any = None) -> Any:
+            members = fleet.members.get(role, ())
+            return connect(factory, members[0]) if members else absent
+
+        roster = None
+        if config.argosy.replay.path is None:
+            members = fleet.members.get("rollout", ())
+            roster = await stack.enter_async_context(open_rollouts(config, fleet.membership, members, options, policy))
+            clients = roster.clients
+            fleet.follow(roster.died, lambda group: clients if group == "rollout" else ())
         router = open_router(config, options, policy, membership=fleet.membership)
         services = Services(
-            rollouts={member.member_id: connect(RolloutClient, member) for member in rollouts},
+            rollouts={} if roster is None else roster.clients,
             reward=await stack.enter_async_context(router) if scores else NO_REWARD,
-            policy=connect(PolicyClient, trainers[0]) if trainers else NO_TRAINER,
-            reference=connect(ReferenceClient, references[0]) if references else None,
-            critic=connect(CriticClient, critics[0]) if critics else None,
-            pools={member.member_id: member.pool for member in rollouts},
-            lost=fleet.lost,
+            policy=one("trainer", PolicyClient, NO_TRAINER),
+            reference=one("reference", ReferenceClient),
+            critic=one("critic", CriticClient),
+            pools={} if roster is None else roster.pools,
+            lost=frozenset() if roster is None else roster.lost,
+            roster=roster,
         )
-        yield Placement(services, fleet.membership, fleet.race)
+
+        async def come_back(fresh: bool) -> Services:
+            await fleet.recover(fresh=("trainer", "critic") if fresh else ())
+            if roster is not None:
+                roster.renew(fleet.members.get("rollout", ()))
+            return dataclasses.replace(
+                services,
+                policy=one("trainer", PolicyClient, NO_TRAINER),
+                reference=one("reference", ReferenceClient),
+                critic=one("critic", CriticClient),
+            )
+
+        yield Placement(services, fleet.membership, fleet.race, come_back)
 
 
 def rpc_settings(config: Config) -> tuple[RpcOptions, RetryPolicy]:
@@ -164,7 +210,7 @@ async def _in_process(config: Config, run_dir: Path) -> AsyncIterator[Placement]
         stack.push_async_callback(membership.close)
         watched = [core for core in built if hasattr(core, "wait_failed")]
 
-        async def race(work: Coroutine[Any, Any, Result]) -> Result:
+        async def race(work: Coroutine[Any, Any, Result], *, setbacks: bool = False) -> Result:
             return await _unless_failed(work, [core.wait_failed() for core in watched])
 
         yield Placement(services, membership, race)

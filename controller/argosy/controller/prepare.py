@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from argosy.config import Config, validate_row_count
 from argosy.controller.data.prompts import load_prompts
 from argosy.controller.data.sampler import PromptSampler
+from argosy.controller.fence import OPEN, Fence
 from argosy.controller.openai.endpoint import check_endpoint
 from argosy.controller.recording.fitting import check_fits
 from argosy.controller.recording.replay import RecordedOrder, open_replay
@@ -20,15 +21,45 @@ from argosy.types.errors import ConfigError, StateError, storage_error
 from argosy.types.records import Prompt
 
 
-class PreparedRun:
-    """Data, data order, checkpoint and length of a run. Writes nothing but the run folder itself."""
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """What a run reads before it looks at its folder: a standby has it long before its turn comes."""
 
-    def __init__(self, config: Config) -> None:
+    sampler: PromptSampler
+    sources: set[str]
+    held_out: list[Prompt]
+    replayed: Record | None
+    """The record that is trained from; None: rollouts are generated."""
+
+    @classmethod
+    def load(cls, config: Config) -> RunData:
+        """Raises InvalidInputError, ConfigError."""
+        replayed = open_replay(config)
+        sampler, sources = data_order(config) if replayed is None else _recorded(replayed)
+        held_out = _held_out(config)
+        return cls(sampler, sources | {prompt.data_source for prompt in held_out}, held_out, replayed)
+
+
+class PreparedRun:
+    """Data, data order, checkpoint and length of a run. Writes nothing but the run folder itself.
+
+    Args:
+        config: Of the run.
+        data: What was loaded before, for this run alone; None: it is loaded now.
+        fence: Of the run folder.
+        services_stay: The services were there before this process, and stay when it is gone: a run has a checkpoint of
+            its beginning too, and one that has nothing to do but to end is no mistake.
+    """
+
+    def __init__(
+        self, config: Config, data: RunData | None = None, *, fence: Fence = OPEN, services_stay: bool = False
+    ) -> None:
         check_endpoint(config)
+        self.services_stay = services_stay
         self.run_dir = config.run_folder.resolve()
         make_folder(self.run_dir)
         trainer = config.trainer
-        self.store = CheckpointStore(self.run_dir, trainer.max_actor_ckpt_to_keep)
+        self.store = CheckpointStore(self.run_dir, trainer.max_actor_ckpt_to_keep, fence)
         self._newest = self.store.newest()
         self.checkpoint = find_resume(self.store, trainer.resume_mode, trainer.resume_from_path, self.run_dir)
         self.saved: dict[str, Any] = self.checkpoint.state() if self.checkpoint else {}
@@ -36,13 +67,13 @@ class PreparedRun:
         inherited = self.saved.get("run_id") if self.continues else None
         self.run_id: str = config.argosy.run_id or inherited or new_run_id()
         config = replace(config, argosy=replace(config.argosy, run_id=self.run_id))
-        self.replayed = open_replay(config)
+        data = data or RunData.load(config)
+        self.replayed = data.replayed
         """The record that is trained from; None: rollouts are generated."""
-        self.sampler, self.data_sources = data_order(config) if self.replayed is None else _recorded(self.replayed)
-        self.held_out: list[Prompt] = _held_out(config)
-        self.data_sources |= {prompt.data_source for prompt in self.held_out}
+        self.sampler, self.data_sources, self.held_out = data.sampler, data.sources, data.held_out
         # With dynamic sampling this is the most that there can be: a step may take several batches.
         self.total_steps = trainer.total_training_steps or self._all_steps(trainer.total_epochs)
+        self._beginning = self.sampler.state()
         if self.checkpoint:
             self._restore_data_order(self.checkpoint)
         if self.replayed is not None:
@@ -78,9 +109,16 @@ class PreparedRun:
                 f"another run has {what} while this one was being prepared: the same command again goes on from there"
             )
 
+    def reopen(self, checkpoint: Checkpoint | None) -> None:
+        """Go on from another checkpoint of this run; None: from the beginning. One of the last step is none too few:
+        what is left to do then is the export."""
+        self.checkpoint = checkpoint
+        self.saved = checkpoint.state() if checkpoint else {}
+        self.sampler.restore(self.saved["sampler"] if checkpoint else self._beginning)
+
     def _restore_data_order(self, checkpoint: Checkpoint) -> None:
         self.sampler.restore(self.saved["sampler"])
-        if checkpoint.step >= self.total_steps:
+        if checkpoint.step >= self.total_steps and not self.services_stay:
             raise ConfigError(
                 f"nothing to do: {checkpoint.path} is at step {checkpoint.step} of {self.total_steps}; raise "
                 "trainer.total_training_steps (or total_epochs), or start anew with another trainer.experiment_name"

@@ -7,8 +7,8 @@ Three things keep processes from outliving the run: an ordered drain on the way 
 kernel kills the services of a launcher that died; and a watchdog process that then kills what the services started.
 """
 
-from argosy.controller.launch.errors import ChildDiedError
+from argosy.controller.launch.errors import ChildDiedError, SetbackError
 from argosy.controller.launch.fleet import LocalFleet
 from argosy.controller.launch.signals import StopSignals
 
-__all__ = ["ChildDiedError", "LocalFleet", "StopSignals"]
+__all__ = ["ChildDiedError", "LocalFleet", "SetbackError", "StopSignals"]

@@ -1,4 +1,9 @@
-"""What the launcher raises when a service process ends by itself."""
+"""What the launcher raises when a service process ends by itself.
+
+ArgosyError
+├── ChildDiedError   and the run ends with it
+└── SetbackError     and the run goes back to its last checkpoint
+"""
 
 from __future__ import annotations
 
@@ -26,6 +31,31 @@ class ChildDiedError(ArgosyError):
         else:
             lines.append(f"It had written nothing to {log_path}.")
         super().__init__("\n".join(lines), member_id=member_id, returncode=str(returncode), log_path=str(log_path))
+
+    def after(self, restarts: int, last: ChildDiedError) -> ChildDiedError:
+        """This first death of several, told with what became of the restarts."""
+        told = ChildDiedError(self.member_id, self.returncode, self.log_path, self.tail)
+        times = "once" if restarts == 1 else f"{restarts} times"
+        more = f"It was started again {times}, and died again; the last time: {describe_exit(last.returncode)}."
+        told.args = (f"{self.args[0]}\n{more}",)
+        return told
+
+
+class SetbackError(ArgosyError):
+    """A service that the run can't do without died, and is on its way back: the run goes on from its last checkpoint.
+
+    `cause` is what the run ends with where it can't go on after all.
+    """
+
+    def __init__(self, member_id: str, what: str, cause: ArgosyError) -> None:
+        super().__init__(f"{member_id} {what}", member_id=member_id)
+        self.member_id = member_id
+        self.cause = cause
+
+    @classmethod
+    def of(cls, death: ChildDiedError) -> SetbackError:
+        """For a child of the launcher."""
+        return cls(death.member_id, f"died: {describe_exit(death.returncode)}", death)
 
 
 def describe_exit(returncode: int) -> str:

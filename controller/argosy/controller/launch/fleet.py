@@ -12,28 +12,34 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Mapping, Set
+from collections.abc import Callable, Collection, Coroutine, Mapping, Set
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from argosy.config import Config
-from argosy.controller.launch.errors import ChildDiedError
+from argosy.controller.launch.errors import ChildDiedError, SetbackError
 from argosy.controller.launch.etcd import start_etcd
 from argosy.controller.launch.interpreters import check_interpreters, program_of
 from argosy.controller.launch.lock import RunFolderLock
 from argosy.controller.launch.plan import PlannedMember, module_of, plan_members, remote_counts, services_of
 from argosy.controller.launch.process import ChildSpec
 from argosy.controller.launch.readiness import wait_ready
+from argosy.controller.launch.restarts import RestartPolicy
 from argosy.controller.launch.signals import KILL_HOOKS
 from argosy.controller.launch.supervisor import Supervisor
+from argosy.controller.roster import keeps_servers
 from argosy.membership.etcd import EtcdMembership
 from argosy.membership.etcd_client import EtcdOptions
+from argosy.types.errors import InternalError, StateError, UnavailableError
 from argosy.types.records import Member
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _DEATH_NOTICE_S = 1.0
+_DYING_S = 8.0
+"""From a call's failure to the end of a service that can't go on: it lets other calls finish first."""
+_OF_A_DYING_SERVICE = (UnavailableError, InternalError, StateError)
 
 # Children of a higher stage are drained first: who asks others goes before who answers; etcd (0) is the last.
 _STAGES: Mapping[str, int] = {"rollout": 2, "reward": 1, "reference": 1, "critic": 1, "trainer": 1}
@@ -69,6 +75,11 @@ class LocalFleet:
         self._planned = plan_members(cfg, self._counts)
         self._lock = RunFolderLock(self._run_dir)
         self._supervisor: Supervisor | None = None
+        self._incarnations: dict[str, str] = {}
+        """Of the present life of each child."""
+        self._restarts = False
+        self._reborn: set[str] = set()
+        """Who was started again and is not known to be ready yet."""
 
     async def __aenter__(self) -> Self:
         self._lock.acquire()
@@ -93,6 +104,14 @@ class LocalFleet:
         """Rollout servers that died while others of them were left: a live view."""
         return frozenset() if self._supervisor is None else self._supervisor.lost
 
+    def follow(self, died: Callable[[str], None], servers: Callable[[str], Collection[str]]) -> None:
+        """Tell `died` of each child that ends by itself, at once. `servers` says which members of a group ("rollout",
+        "reference", "reward NAME") are there: those that others have started stand in for children."""
+        children = {member.member_id for member in self._planned}
+        if self._supervisor is not None:
+            self._supervisor.on_death = died
+            self._supervisor.joined = lambda group: sum(member not in children for member in servers(group))
+
     @property
     def failed(self) -> asyncio.Future[ChildDiedError]:
         """Gets the first cause as its result when a child process dies by itself."""
@@ -100,23 +119,62 @@ class LocalFleet:
             raise RuntimeError("enter the LocalFleet first: async with LocalFleet(...) as fleet")
         return self._supervisor.failed
 
-    async def race(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+    async def race(self, work: Coroutine[Any, Any, _Result], *, setbacks: bool = False) -> _Result:
         """The result of `work`; if a child dies first, `work` is cancelled and ChildDiedError is raised.
 
-        When `work` fails because of a child's death, the death is raised: it is the first cause.
+        With `setbacks`, which the caller answers by `recover`, children that die are started again from then on; one
+        that nobody stands in for ends the work by SetbackError. When `work` fails because of a child's death, the death is raised: it is the first cause.
         """
-        task = asyncio.ensure_future(work)
-        both: set[asyncio.Future[Any]] = {task, self.failed}
+        task, failed = asyncio.ensure_future(work), self.failed
+        if setbacks and self._supervisor is not None and not self._restarts:
+            self._restarts = True
+            self._supervisor.allow_restarts(RestartPolicy(self._cfg.argosy.restart.limit), self._renewed)
+        ends: set[asyncio.Future[Any]] = (
+            {failed, self._supervisor.setback} if setbacks and self._supervisor else {failed}
+        )
         try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if not self.failed.done() and _failure_of(task) is not None:
-                await asyncio.wait({self.failed}, timeout=_DEATH_NOTICE_S)  # a call fails before a death is noticed
-            if self.failed.done():
-                raise self.failed.result() from _failure_of(task)
+            await asyncio.wait({task, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            if not any(end.done() for end in ends) and (error := _failure_of(task)) is not None:
+                # A call fails before a death is noticed, and a trainer's service ends after the rank that has died.
+                notice_s = _DYING_S if setbacks and isinstance(error, _OF_A_DYING_SERVICE) else _DEATH_NOTICE_S
+                await asyncio.wait(ends, timeout=notice_s, return_when=asyncio.FIRST_COMPLETED)
+            for end in sorted(ends, key=lambda end: end is not failed):
+                if end.done():
+                    raise end.result() from _failure_of(task)
             return task.result()
         finally:
             task.cancel()
             await asyncio.wait({task}, timeout=self._cfg.argosy.stop_grace_s)
+
+    async def recover(self, fresh: Collection[str] = ()) -> None:
+        """After a setback: wait until every child that was started again is ready.
+
+        Those of the roles `fresh` are started again too where that hasn't been done yet: there is no state that they
+        could go back to otherwise. Raises as `race` does, and DeadlineError that names who isn't ready.
+        """
+        if self._supervisor is None:
+            raise RuntimeError("enter the LocalFleet first: async with LocalFleet(...) as fleet")
+        for member in self._planned:
+            if member.role in fresh and member.member_id not in self._reborn:
+                await self._supervisor.retire(member.member_id)
+                self._reborn.add(member.member_id)
+                await self._supervisor.start(self._child(member, self._restart_config(member)))
+        while True:
+            self._supervisor.expect_setbacks()
+            lives = {member_id: self._incarnations[member_id] for member_id in sorted(self._reborn)}
+            deadline = time.monotonic() + self._cfg.argosy.startup_timeout_s
+            try:
+                ready = await self.race(
+                    wait_ready(self.membership, lives, deadline, self._run_dir / "logs"), setbacks=True
+                )
+            except SetbackError as again:
+                _LOG.warning("while the fleet came back: %s", again)
+                continue
+            self._reborn -= lives.keys()
+            for back in ready:
+                others = [one for one in self.members.get(back.role, ()) if one.member_id != back.member_id]
+                self.members[back.role] = tuple(sorted([*others, back], key=lambda one: one.member_id))
+            return
 
     async def stop(self) -> None:
         """Drain and end everything. Safe to call twice."""
@@ -143,13 +201,15 @@ class LocalFleet:
         if not self._cfg.argosy.membership.endpoints:
             await self.membership.forget_members()  # leftovers of a killed run, in an etcd that is ours alone
         config_path = self._run_dir / "services.yaml"
-        _for_services(self._cfg, options, self._run_dir).save(config_path)
-        incarnations = {member.member_id: secrets.token_hex(8) for member in self._planned}
+        seen = _for_services(self._cfg, options, self._run_dir)
+        seen.save(config_path)
+        if (ranks := self._cfg.argosy.restart.ranks) is not None:
+            seen.with_values({"trainer.n_gpus_per_node": ranks}).save(self._run_dir / "services-restart.yaml")
         for member in self._planned:
-            await supervisor.start(self._child(member, config_path, incarnations[member.member_id]))
+            await supervisor.start(self._child(member, config_path))
         remote = remote_counts(self._cfg)
         ready = await self.race(
-            wait_ready(self.membership, incarnations, deadline, self._run_dir / "logs", pools=remote)
+            wait_ready(self.membership, self._incarnations, deadline, self._run_dir / "logs", pools=remote)
         )
         for role in {*self._counts, *(member.role for member in ready)}:
             self.members[role] = tuple(member for member in ready if member.role == role)
@@ -159,7 +219,23 @@ class LocalFleet:
             supervisor.allow_losses(group, others=others)
         _LOG.info("the fleet is ready: %s", ", ".join(f"{member.member_id}@{member.address}" for member in ready))
 
-    def _child(self, member: PlannedMember, config_path: Path, incarnation: str) -> ChildSpec:
+    def _renewed(self, spec: ChildSpec, spare: bool) -> ChildSpec | None:
+        """What a dead child is started again as: itself, as another incarnation."""
+        member = next((one for one in self._planned if one.member_id == spec.name), None)
+        if member is None:  # etcd, whose data may be what it died of
+            return None
+        if spare and member.role == "rollout" and keeps_servers(self._cfg):  # nobody would talk to its new life
+            return None
+        if not spare:  # else the run goes on, and takes it in when it is ready
+            self._reborn.add(member.member_id)
+        return self._child(member, self._restart_config(member))
+
+    def _restart_config(self, member: PlannedMember) -> Path:
+        ranked = self._cfg.argosy.restart.ranks is not None and member.role in ("trainer", "critic")
+        return self._run_dir / ("services-restart.yaml" if ranked else "services.yaml")
+
+    def _child(self, member: PlannedMember, config_path: Path) -> ChildSpec:
+        incarnation = self._incarnations[member.member_id] = secrets.token_hex(8)
         python = program_of(member.python) if member.python else sys.executable
         argv = [
             python, "-m", self._modules.get(member.role, module_of(member.role)),

@@ -18,10 +18,18 @@ class RunFolderLock:
 
     def acquire(self) -> None:
         """Raises StateError when another live process has the folder."""
+        self._take(fcntl.LOCK_EX)
+
+    def share(self) -> None:
+        """With other controllers of one fleet, which the terms of their leaders keep apart (fence.py): a leader that
+        stands still would keep a lock of its own. Raises StateError when a process has the folder for itself."""
+        self._take(fcntl.LOCK_SH)
+
+    def _take(self, kind: int) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
         except BlockingIOError as error:
             owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(fd)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,30 +34,74 @@ async def wait_ready(
     DeadlineError that names who is missing and where to look.
     """
     pools = pools or {}
-    seen: dict[str, Member] = {}
-    serving: set[str] = set()
-    watch = membership.watch()
+    view = _View(lambda member: _is_this_life(member, incarnations) or (member.role, member.pool) in pools)
+    following = asyncio.create_task(view.follow(membership), name="wait for the fleet")
     try:
         async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-            async for snapshot in watch:
-                seen = {
-                    member.member_id: member
-                    for member in snapshot
-                    if _is_this_life(member, incarnations) or (member.role, member.pool) in pools
-                }
-                serving &= seen.keys()
-                joined = [member for member in seen.values() if member.state is not MemberState.JOINING]
-                for member in joined:
-                    if member.member_id not in serving:
-                        await _wait_serving(member.address)
-                        serving.add(member.member_id)
-                joiners = _joiners(pools, [seen[member_id] for member_id in sorted(serving)])
+            while not following.done():
+                await view.changed()
+                serving = view.serving
+                joiners = _joiners(pools, [view.seen[member_id] for member_id in sorted(serving)])
                 if serving.issuperset(incarnations) and len(joiners) == sum(pools.values()):
-                    return (*(seen[member_id] for member_id in incarnations), *joiners)
+                    return (*(view.seen[member_id] for member_id in incarnations), *joiners)
+            following.result()
     except TimeoutError as error:
-        lines = [_complaint(incarnations, seen, serving, log_dir), *_absent(pools, seen, serving)]
+        lines = [_complaint(incarnations, view.seen, view.serving, log_dir), *_absent(pools, view.seen, view.serving)]
         raise DeadlineError("\n".join(lines)) from error
+    finally:
+        following.cancel()
+        await view.close()
+        await asyncio.gather(following, return_exceptions=True)
     raise DeadlineError("membership was closed before the fleet was ready")
+
+
+class _View:
+    """Who is there, and who of them serves. Each is asked beside the others: one that is gone, and whose lease has not
+    ended yet, holds nobody up."""
+
+    def __init__(self, matters: Callable[[Member], bool]) -> None:
+        self.seen: dict[str, Member] = {}
+        self._matters = matters
+        self._probes: dict[tuple[str, str, str], asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def serving(self) -> set[str]:
+        """Ids of those whose health has said so."""
+        return {name for name, member in self.seen.items() if (probe := self._probes.get(_life(member))) and _ok(probe)}
+
+    async def follow(self, membership: Membership) -> None:
+        """Keep up until cancelled, or until membership is closed."""
+        try:
+            async for snapshot in membership.watch():
+                self.seen = {member.member_id: member for member in snapshot if self._matters(member)}
+                for member in self.seen.values():
+                    life = _life(member)
+                    if member.state is not MemberState.JOINING and life not in self._probes:
+                        self._probes[life] = asyncio.create_task(_wait_serving(member.address))
+                        self._probes[life].add_done_callback(lambda _: self._changed.set())
+                self._changed.set()
+        finally:
+            self._changed.set()
+
+    async def changed(self) -> None:
+        """Until anything may be other than at the last call."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    async def close(self) -> None:
+        """End what still asks."""
+        for probe in self._probes.values():
+            probe.cancel()
+        await asyncio.gather(*self._probes.values(), return_exceptions=True)
+
+
+def _life(member: Member) -> tuple[str, str, str]:
+    return member.member_id, member.incarnation.partition(".")[0], member.address
+
+
+def _ok(probe: asyncio.Task[None]) -> bool:
+    return probe.done() and not probe.cancelled() and probe.exception() is None
 
 
 def _joiners(pools: Mapping[tuple[str, str], int], serving: Sequence[Member]) -> list[Member]:
@@ -73,10 +117,13 @@ def _absent(pools: Mapping[tuple[str, str], int], seen: Mapping[str, Member], se
     for (role, name), count in pools.items():
         there = sum((one.role, one.pool) == (role, name) and one.member_id in serving for one in seen.values())
         if there < count:
-            what, option = ("pool", "--pool") if role == "rollout" else ("the reward service", "--name")
+            what, option = {
+                "rollout": (f"pool {name!r}", f" --pool {name}"),
+                "reward": (f"the reward service {name!r}", f" --name {name}"),
+            }.get(role, (f"the role {role!r}", ""))
             yield (
-                f"  {count - there} of {count} servers of {what} {name!r}; start each with `argosy serve {role} "
-                f"{option} {name}`, the run's configuration, and its argosy.membership.endpoints and prefix"
+                f"  {count - there} of {count} servers of {what}; start each with `argosy serve {role}{option}`, the "
+                "run's configuration, and its argosy.membership.endpoints and prefix"
             )
 
 

@@ -1,23 +1,28 @@
-"""Starts children, notices the first that dies, and drains them in reverse order."""
+"""Starts children, starts those again that die, and drains them in reverse order."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from argosy.controller.launch import watchdog as watchdog_module
-from argosy.controller.launch.errors import ChildDiedError, describe_exit
+from argosy.controller.launch.errors import ChildDiedError, SetbackError, describe_exit
 from argosy.controller.launch.process import ChildProcess, ChildSpec
+from argosy.controller.launch.restarts import RestartBook, RestartPolicy
 
 _LOG = logging.getLogger(__name__)
 FAILURE_FILE = "failure.txt"
+
+Renew = Callable[[ChildSpec, bool], ChildSpec | None]
+"""(what died, whether others stand in for it) → what to start in its place; None: nothing."""
 
 
 class Supervisor:
@@ -34,7 +39,15 @@ class Supervisor:
         self.failed: asyncio.Future[ChildDiedError] = asyncio.get_running_loop().create_future()
         """Gets the first cause as its *result* when a child ends by itself; never an exception."""
         self.lost: set[str] = set()
-        """Children that died while the rest of their group was left to go on."""
+        """Children that died and were not started again yet; the rest of their group goes on meanwhile, if there is
+        any."""
+        self.setback: asyncio.Future[SetbackError]
+        """Gets, as its result, the death of a child for which nobody stands in, and which is started again."""
+        self.expect_setbacks()
+        self.on_death: Callable[[str], None] = lambda name: None
+        """Told at once when a child ends by itself."""
+        self.joined: Callable[[str], int] = lambda group: 0
+        """How many members of a group others have started while the run goes on."""
         self._spare_groups: dict[str, int] = {}
         self._log_dir = log_dir
         self._grace_s = grace_s
@@ -44,6 +57,10 @@ class Supervisor:
         self._stopping: set[str] = set()
         self._watchdog: asyncio.subprocess.Process | None = None
         self._stopped = False
+        self._ending = asyncio.Event()
+        self._restarts: dict[str, asyncio.Task[None]] = {}
+        self._book: RestartBook | None = None
+        self._renew: Renew = lambda spec, spare: None
 
     async def __aenter__(self) -> Self:
         self._log_dir.mkdir(parents=True, exist_ok=True)
@@ -90,14 +107,40 @@ class Supervisor:
         """
         self._spare_groups[group] = others
 
+    def allow_restarts(self, policy: RestartPolicy, renew: Renew) -> None:
+        """From now on, start a child that died again, as often as the policy allows; `renew` says as what."""
+        self._book, self._renew = RestartBook(policy), renew
+
+    def expect_setbacks(self) -> None:
+        """Forget the setback before: the next one is told by a new `setback`."""
+        self.setback = asyncio.get_running_loop().create_future()
+
+    async def retire(self, name: str) -> None:
+        """Let one child drain and end, for good: no failure, and nothing is started in its place."""
+        self._stopping.add(name)
+        restart = self._restarts.pop(name, None)
+        if restart is not None:
+            restart.cancel()
+            await asyncio.wait({restart})
+        child = next((one for one in self._children if one.spec.name == name), None)
+        if child is not None:
+            await child.stop(self._grace_s)
+            await self._waiters.pop(name)
+            self._drop(child)
+        self.lost.discard(name)
+        self._stopping.discard(name)
+
     async def forget(self, child: ChildProcess) -> None:
         """Stop one child whose end is not a failure, and drop it (etcd on a port that was just taken)."""
         self._stopping.add(child.spec.name)
         await child.stop(self._grace_s)
         await self._waiters.pop(child.spec.name)
+        self._drop(child)
+        self._stopping.discard(child.spec.name)
+
+    def _drop(self, child: ChildProcess) -> None:
         self._children.remove(child)
         self._tell_watchdog(f"forget {child.pid}")
-        self._stopping.discard(child.spec.name)
 
     async def stop(self) -> None:
         """Drain everything, highest stage first. Safe to call twice; finishes even when its caller is cancelled."""
@@ -113,6 +156,8 @@ class Supervisor:
         watchdog_module.sweep(self._token, timeout_s=2.0)
 
     async def _stop(self) -> None:
+        self._ending.set()  # who waits to be started again is not
+        await asyncio.gather(*self._restarts.values(), return_exceptions=True)
         self._stopping.update(child.spec.name for child in self._children)
         ordered = sorted(self._children, key=lambda child: -child.spec.stage)
         for _, stage in groupby(ordered, key=lambda child: child.spec.stage):
@@ -133,11 +178,51 @@ class Supervisor:
             _LOG.info("stopped %s: %s", name, describe_exit(error.returncode))
             return
         _LOG.error("%s died: %s", name, describe_exit(error.returncode))
-        if self._is_spare(child):
+        self.on_death(name)
+        spare = self._is_spare(child)
+        if self._begins_again(child, error, spare=spare):
+            return
+        if spare:
             self.lost.add(name)
             _LOG.error("the run goes on without %s; its last lines:\n%s", name, "\n".join(error.tail))
             return
+        self._fail(error)
+
+    def _begins_again(self, child: ChildProcess, error: ChildDiedError, *, spare: bool) -> bool:
+        """Start a dead child again soon, if that is allowed."""
+        if self._book is None or self._stopped:
+            return False
+        wait_s = self._book.wait_s(error)
+        spec = None if wait_s is None else self._renew(child.spec, spare)
+        if wait_s is None or spec is None:
+            return False
+        name = child.spec.name
+        _LOG.warning("%s is started again in %.1f s; its last lines:\n%s", name, wait_s, "\n".join(error.tail))
+        self.lost.add(name)
+        self._drop(child)
+        del self._waiters[name]
+        self._restarts[name] = asyncio.create_task(self._restart(spec, wait_s, error), name=f"restart {name}")
+        if not spare and not self.setback.done():
+            self.setback.set_result(SetbackError.of(error))
+        return True
+
+    async def _restart(self, spec: ChildSpec, wait_s: float, death: ChildDiedError) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ending.wait(), wait_s)
+        if self._ending.is_set():
+            return
+        try:
+            await self.start(spec)
+        except OSError as error:  # out of processes, or of file descriptors
+            _LOG.error("%s can't be started again: %s", spec.name, error)
+            self._fail(death)
+            return
+        self.lost.discard(spec.name)
+        del self._restarts[spec.name]
+
+    def _fail(self, error: ChildDiedError) -> None:
         if not self.failed.done():
+            error = error if self._book is None else self._book.first_cause(error)
             self.failed.set_result(error)
             _write_failure(self._log_dir / FAILURE_FILE, error)
 
@@ -147,7 +232,7 @@ class Supervisor:
         if group not in self._spare_groups:
             return False
         left = [each for each in self._children if each.spec.group == group and each.returncode is None]
-        return bool(left) or self._spare_groups[group] > 0
+        return bool(left) or self._spare_groups[group] > 0 or self.joined(group) > 0
 
     def _tell_watchdog(self, line: str) -> None:
         if self._watchdog is not None and self._watchdog.stdin is not None and self._watchdog.returncode is None:

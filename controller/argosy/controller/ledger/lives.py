@@ -1,8 +1,9 @@
-"""The lives of a run: one line for each start of the command, in `ledger/lives.jsonl`, written before any work.
+"""The lives of a run: one line each in `ledger/lives.jsonl`, written before any work.
 
-A start that goes on from a checkpoint begins a new lineage, since what came after that checkpoint may have been
-published already: the same step numbers will name other weights. A start that ended before its first checkpoint left a
-lineage too, which only this file knows of.
+A life begins with each start of the command, and whenever a run goes back to its last checkpoint, since its trainer
+died or another controller took over. Going on from a checkpoint begins a new lineage, since what came after it may have
+been published already: the same step numbers will name other weights. A life that ended before its first checkpoint
+left a lineage too, which only this file knows of.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from argosy.controller.fence import OPEN, Fence
 from argosy.types.errors import storage_error
 
 FILE = "lives.jsonl"
@@ -20,7 +22,7 @@ FILE = "lives.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class RunLife:
-    """One start of a run."""
+    """From a start, or a step back, to the next one."""
 
     run_id: str
     lineage: str
@@ -30,6 +32,8 @@ class RunLife:
     """The step whose checkpoint it went on from; 0 without one."""
     started_at: float
     """Unix seconds."""
+    cause: str = ""
+    """Why the run went back; empty where its command was started."""
 
 
 def read_lives(folder: Path) -> list[RunLife]:
@@ -66,13 +70,15 @@ def number(lineage: str) -> int:
     return int(lineage.removeprefix("l"))
 
 
-def begin_life(folder: Path, run_id: str, lineage: str, term: int, from_step: int) -> RunLife:
-    """Enter a start, durably. Raises StorageError."""
-    life = RunLife(run_id, lineage, term, from_step, round(time.time(), 3))
+def begin_life(
+    folder: Path, run_id: str, lineage: str, term: int, from_step: int, cause: str = "", *, fence: Fence = OPEN
+) -> RunLife:
+    """Enter a start, durably. Raises StorageError, FencedError."""
+    life = RunLife(run_id, lineage, term, from_step, round(time.time(), 3), cause)
     path = folder / FILE
     try:
         torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
-        with path.open("a", encoding="utf-8") as file:
+        with fence.writing(), path.open("a", encoding="utf-8") as file:
             file.write(("\n" if torn else "") + json.dumps(asdict(life)) + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -93,7 +93,14 @@ class CheckpointSaves:
         if self._background:
             for name, trainer in self._trainers.items():
                 await trainer.finish_save(str(working / name), deadline_s=self._ctx.deadline_s)
-        checkpoint = await asyncio.to_thread(self._store.commit, step, self._ctx.run_id, working, state)
+        committing = asyncio.create_task(
+            asyncio.to_thread(self._store.commit, step, self._ctx.run_id, working, state), name=f"commit step {step}"
+        )
+        try:
+            checkpoint = await asyncio.shield(committing)
+        except asyncio.CancelledError:
+            await asyncio.wait({committing})  # its thread can't be stopped: whoever goes back must find all or nothing
+            raise
         await publish_latest(self._ctx, checkpoint.path.name)
         self._done(step, checkpoint.path)
 

@@ -150,6 +150,17 @@ class MembershipConfig:
 
 
 @dataclass(frozen=True)
+class RestartConfig:
+    """Services of this machine that die while the run goes on (docs/reliability.md)."""
+
+    limit: int = 3
+    """How often the launcher starts each service again within an hour. A trainer, critic or reference, or the last
+    server of its kind, sends the run back to its last checkpoint. 0: such a death ends the run."""
+    ranks: int | None = None
+    """Ranks of a trainer or critic that is started again; null: as many as before (trainer.n_gpus_per_node)."""
+
+
+@dataclass(frozen=True)
 class ParityConfig:
     """The parity gate: after each weight sync each engine must give the trainer's log-probs for a few canary tokens."""
 
@@ -209,7 +220,9 @@ class ArgosyConfig:
     """Placement and services."""
 
     placement: str = "local"
-    """"local": each service is a process on this machine; "inprocess": all in this process, for debugging."""
+    """"local": each service is a process on this machine; "fleet": nothing is started, since `argosy serve`
+    has started the services, and several controllers may be there for one argosy.run_id; "inprocess": all in this process, for
+    debugging."""
     run_id: str | None = None
     """Names the run in requests, membership and traces; null makes one at the start."""
     seed: int = 0
@@ -262,6 +275,8 @@ class ArgosyConfig:
     """The reference service."""
     reward: RewardServiceConfig = field(default_factory=RewardServiceConfig)
     """The reward service."""
+    restart: RestartConfig = field(default_factory=RestartConfig)
+    """Services that die."""
     agents: AgentsConfig = field(default_factory=AgentsConfig)
     """Agent loops and tools."""
     parity: ParityConfig = field(default_factory=ParityConfig)

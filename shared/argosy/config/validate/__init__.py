@@ -24,8 +24,15 @@ from argosy.config.validate.parallel import (
     check_model_heads,
     check_parallel_sizes,
     check_ranks,
+    check_restart_ranks,
 )
-from argosy.config.validate.placement import check_interpreters, check_pool_configs, check_pools, check_services
+from argosy.config.validate.placement import (
+    check_fleet,
+    check_interpreters,
+    check_pool_configs,
+    check_pools,
+    check_services,
+)
 from argosy.config.validate.recording import check_recording
 from argosy.config.validate.relations import (
     check_argosy,
@@ -57,6 +64,7 @@ CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_trainer,
     check_parallel_sizes,
     check_ranks,
+    check_restart_ranks,
     check_compilation,
     check_lora,
     check_8bit,
@@ -70,6 +78,7 @@ CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_recording,
     check_devices,
     check_services,
+    check_fleet,
     check_pools,
     check_rewards,
     check_sandbox,

@@ -303,7 +303,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "argosy.reward.model.activation": ("none", "sigmoid", "softmax"),
     "argosy.reward.model.api": ("classify", "score", "pooling", "embeddings", "sglang", "chat"),
     "trainer.resume_mode": ("auto", "disable", "resume_path"),
-    "argosy.placement": ("local", "inprocess"),
+    "argosy.placement": ("local", "fleet", "inprocess"),
     "argosy.trainer.backend": ("auto", "single", "fsdp", "megatron"),
     "argosy.rollout.dtype": _DTYPES,
     "argosy.reference.dtype": _DTYPES,
@@ -327,7 +327,6 @@ LATER: dict[str, dict[str, str]] = {
     f"{_ACTOR}.strategy": dict.fromkeys(
         ("torchtitan", "veomni", "automodel"), "is a backend that is not there: set strategy=fsdp or megatron"
     ),
-    "argosy.placement": {"fleet": "arrives with the elastic fleet: local starts every service on this machine"},
 }
 """Choices that are refused with a reason of their own."""
 
