@@ -41,7 +41,9 @@ With argosy.pools, --pool NAME says which pool a rollout server is in; `argosy t
 with remote: true (docs/placement.md). So does --name NAME for a reward server and argosy.reward.services
 (docs/rewards-services.md).
 
-On one machine there is no need for this: `argosy train` starts everything.
+On one machine `argosy train` starts everything. A rollout, reward or reference server can join a run that is under way
+there, and leave it again with SIGTERM (docs/fleet.md):
+  argosy serve rollout --run runs/demo
 
 A reward function alone, for a run's argosy.reward.services.NAME.address:
   argosy serve reward --function my_reward.py:score --address 127.0.0.1:4711
@@ -50,7 +52,7 @@ A reward function alone, for a run's argosy.reward.services.NAME.address:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
-    from argosy.cli import serve_function
+    from argosy.cli import joining, serve_function
     from argosy.rpc.host_options import add_arguments
 
     parser = subparsers.add_parser(
@@ -71,7 +73,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="FILE",
         help="YAML with keys; may be given again; overrides win",
     )
-    parser.add_argument("--member", help="id of this member, unique in the fleet (default: <role>-<host>-<random>)")
+    parser.add_argument(
+        "--member",
+        help="id of this member, unique in the fleet (default: <role>-<host>-<random>; with --run the next number)",
+    )
+    joining.add_arguments(parser)
     add_arguments(parser)
     serve_function.add_arguments(parser)
     parser.set_defaults(func=serve)
@@ -93,14 +99,21 @@ def serve_member(args: argparse.Namespace) -> NoReturn:
     import secrets
     import socket
 
+    from argosy.cli import joining
     from argosy.config import load
     from argosy.rpc.host import leave, run
 
-    config = load(args.overrides, args.config)
+    named = args.pool or args.name
+    if args.run is None:
+        config = load(args.overrides, args.config)
+    else:
+        config = joining.config_of_run(args.run, args.role, args.overrides, args.config)
+        args.port = args.port or 0  # the run's own servers have theirs
     check(config)
     use_environment(config, args.role, args.pool if args.role == "rollout" else args.name)
+    if args.member is None and args.run is not None:
+        args.member = joining.free_name(config, args.role, named)
     if args.member is None:
-        named = args.pool or args.name
         pool = "" if named is None else f"{named}-"
         args.member = f"{args.role}-{pool}{socket.gethostname()}-{secrets.token_hex(3)}"
     # By name: the service's dependencies need not be installed where only the controller runs.

@@ -21,7 +21,7 @@ def serve_function(args: argparse.Namespace) -> int:
     from argosy.reward.standalone import serve_function as serve
     from argosy.types.errors import InvalidInputError
 
-    names = ("overrides", "config", "member", "host", "port", "advertise", "pool", "name", "incarnation")
+    names = ("overrides", "config", "run", "member", "host", "port", "advertise", "pool", "name", "incarnation")
     given = [name for name in names if getattr(args, name, None)]
     if args.role != "reward" or given:
         what = f"role {args.role}" if args.role != "reward" else " and ".join(given)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from argosy.config import Config
@@ -150,6 +150,7 @@ class Roster(Generic[Client]):
         """Called when `follow` has ended: nobody will hear of changes any more."""
         if not following.cancelled() and (error := following.exception()) is not None:
             self._failure = error
+            log.error("the %s servers can't be followed any more", self.role, exc_info=error)
 
     def check(self) -> None:
         """Raise InternalError if membership can't be followed any more, which is a defect. To go through `clients`
@@ -292,8 +293,7 @@ async def open_roster(
         yield roster
     finally:
         following.cancel()
-        with suppress(asyncio.CancelledError):
-            await following
+        await asyncio.wait({following})
         await roster.close()
 
 

@@ -267,6 +267,15 @@ class RolloutCore:
             while await self._in_engine():  # noqa: ASYNC110 - an engine tells how many it has only when it is asked
                 await asyncio.sleep(0.01)
 
+    async def hand_over(self, ctx: Mutation) -> None:
+        """After a drain that took too long: end what still runs, and return when it has ended. Each sample is answered
+        as aborted with the tokens that it has, so that another server can go on from there."""
+        await self._engine.abort(None)
+        late = f"samples have not ended {ctx.deadline_s:g} s after their abort"
+        async with in_time(ctx.deadline_s, lambda: f"{len(self._keys)} {late}"):
+            while self._keys or await self._in_engine():  # noqa: ASYNC110 - as in `drain`
+                await asyncio.sleep(0.01)
+
     async def sleep(self, level: int, ctx: Mutation) -> None:
         """See the role. The engine goes on with a sleep that it has begun, even if the time is up."""
         levels = self._engine.capabilities.sleep_levels

@@ -4,6 +4,7 @@ Keys under `prefix`:
     members/<member_id>        a member's record, on the member's lease
     terms/<run_id>             the newest term of a run, for ever
     leaders/<run_id>           the present leader's name and term, on the leader's lease
+    names/<member_id>          a name that is kept for a member about to register, on a short lease
     state/<run_id>/<key>       the run's small state, written only by the holder of the newest term
 """
 
@@ -12,13 +13,15 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from argosy.membership.codec import decode_member
 from argosy.membership.etcd_client import EtcdClient, EtcdOptions
-from argosy.membership.etcd_records import EtcdLeadership, EtcdRegistration, Store
+from argosy.membership.etcd_leader import EtcdLeadership
+from argosy.membership.etcd_records import EtcdRegistration, Store
 from argosy.membership.etcd_watch import PrefixWatch
 from argosy.membership.interface import StateValue
 from argosy.membership.memory import fenced
@@ -62,12 +65,18 @@ class EtcdMembership:
                 yield current
 
     async def elect(self, run_id: str, *, candidate: str, min_term: int = 1) -> EtcdLeadership:
-        """Wait until the leader's seat of `run_id` is free, then take it with the next term."""
-        leadership = EtcdLeadership(self._store, run_id, candidate, self._run, self._kept.discard)
-        while not await self._run(lambda: leadership.try_open(min_term)):
-            async for content in self._follow(self._store.leader(run_id)):
-                if self._store.leader(run_id) not in content:
-                    break
+        """Wait until the leader's seat of `run_id` is free, then take it with the next term.
+
+        Raises UnavailableError when etcd can't be asked at the start, or in the moment in which the seat is free.
+        """
+        leadership = EtcdLeadership(self._store, run_id, candidate, self._run, self._kept.discard, min_term)
+        seat = self._store.leader(run_id)
+        while not await self._run(leadership.try_open):
+            async with aclosing(self._follow(seat)) as contents:
+                async for content in contents:
+                    if seat not in content:
+                        break
+                    leadership.saw(content[seat])
         self._kept.add(leadership)
         return leadership
 
@@ -100,6 +109,11 @@ class EtcdMembership:
             raise fenced(run_id, term, current)
         return None
 
+    async def claim_name(self, names: Iterable[str], *, ttl_s: int) -> str:
+        """The first of the names that no member has and nobody else has claimed; kept for the caller for `ttl_s`, in
+        which it is to register. Raises StateError if there are no more names."""
+        return await self._run(lambda: self._store.claim_name(names, ttl_s))
+
     async def forget_members(self) -> int:
         """Delete every member and leader entry: for a launcher whose etcd nobody else uses, after a crash."""
         gone = await self._run(lambda: self._store.client.delete_prefix(self._store.members))
@@ -120,7 +134,7 @@ class EtcdMembership:
         self._store.client.close()
         self._threads.shutdown(wait=False)
 
-    async def _follow(self, prefix: str) -> AsyncIterator[dict[str, bytes]]:
+    async def _follow(self, prefix: str) -> AsyncGenerator[dict[str, bytes], None]:
         watch = PrefixWatch(self._store.client, prefix)
         self._watches.add(watch)
         try:

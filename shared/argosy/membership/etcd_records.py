@@ -1,13 +1,12 @@
-"""The two kinds of leased entries in etcd: a member's record and a leader's seat."""
+"""Where things are in etcd, and a member's record there: an entry on a lease (etcd_leader.py has the other kind)."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -82,6 +81,17 @@ class Store:
         listed, _ = self.client.range(self.term(run_id))
         return (int(listed[0].value), listed[0].mod_revision) if listed else (0, 0)
 
+    def claim_name(self, names: Iterable[str], ttl_s: int) -> str:
+        """See `EtcdMembership.claim_name`; blocking."""
+        lease = self.client.grant(ttl_s)
+        for name in names:
+            key = f"{self.prefix}/names/{name}"
+            free = [self.compare("CREATE", each, create_revision=0) for each in (key, self.member(name))]
+            if self.client.txn(free, [self.put(key, b"", lease=lease)], tries=1)[0]:
+                return name
+        self.client.revoke(lease)
+        raise StateError("all names are taken")
+
     def write_own(
         self, key: str, value: bytes, lease: int, *, ours: Callable[[bytes], bool], guard: Any = None
     ) -> bool:
@@ -99,7 +109,7 @@ class Store:
         return self.client.txn([unchanged, *guards], [put], tries=1)[0]
 
 
-class _Leased:
+class Leased:
     """What the two kinds share: a keeper, and a way to tell the loop that the entry is lost."""
 
     def __init__(self, store: Store, name: str, run: RunBlocking, forget: Callable[[Any], None]) -> None:
@@ -133,7 +143,7 @@ class _Leased:
             await self._run(lambda: keeper.stop(_STOP_S))
 
 
-class EtcdRegistration(_Leased):
+class EtcdRegistration(Leased):
     """A member's record on its own lease."""
 
     def __init__(self, store: Store, member: Member, run: RunBlocking, forget: Callable[[Any], None]) -> None:
@@ -205,66 +215,3 @@ class EtcdRegistration(_Leased):
             self._life += 1
             self._member = dataclasses.replace(self._member, incarnation=f"{self._base}.{self._life}")
         return self._write(lease)
-
-
-class EtcdLeadership(_Leased):
-    """The leader's seat of one run."""
-
-    def __init__(
-        self, store: Store, run_id: str, candidate: str, run: RunBlocking, forget: Callable[[Any], None]
-    ) -> None:
-        super().__init__(store, f"leader {candidate} of {run_id}", run, forget)
-        self._run_id = run_id
-        self._candidate = candidate
-        self._term = 0
-
-    @property
-    def term(self) -> int:
-        """The fencing number."""
-        return self._term
-
-    @property
-    def lost(self) -> bool:
-        """Whether a newer leader exists, or this one was resigned."""
-        return self._lost_now or self._closed
-
-    async def wait_lost(self) -> None:
-        """Return when the leadership is lost or resigned."""
-        await self._lost.wait()
-
-    async def resign(self) -> None:
-        """Free the seat at once."""
-        self._lost.set()
-        await self._release()
-
-    def try_open(self, min_term: int) -> bool:
-        """Take the seat if it is free (blocking)."""
-        store, client = self._store, self._store.client
-        if client.range(store.leader(self._run_id))[0]:
-            return False
-        newest, revision = store.current_term(self._run_id)
-        self._term = max(min_term, newest + 1)
-        lease = client.grant(client.options.lease_ttl_s)
-        unchanged = store.compare("MOD", store.term(self._run_id), mod_revision=revision)
-        vacant = store.compare("CREATE", store.leader(self._run_id), create_revision=0)
-        writes = [
-            store.put(store.term(self._run_id), str(self._term).encode()),
-            store.put(store.leader(self._run_id), self._seat(), lease=lease),
-        ]
-        won, _, _ = client.txn([unchanged, vacant], writes)
-        if not won:
-            client.revoke(lease)
-            return False
-        self._keep(lease, self._reclaim, self._reclaim)
-        return True
-
-    def _seat(self) -> bytes:
-        return json.dumps({"candidate": self._candidate, "term": self._term}, sort_keys=True).encode()
-
-    def _reclaim(self, lease: int) -> bool:
-        """Sit down again under the same term, if nobody has led since: the term is the fence, not the lease."""
-        store = self._store
-        newest = store.compare("VALUE", store.term(self._run_id), value=str(self._term).encode())
-        return store.write_own(
-            store.leader(self._run_id), self._seat(), lease, ours=lambda value: value == self._seat(), guard=newest
-        )

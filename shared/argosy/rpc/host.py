@@ -4,12 +4,14 @@
     2. listen; health answers NOT_SERVING; register the member as JOINING with its real port
     3. build the core in a thread (loading a model must not silence health checks and leases)
     4. learn the run's term from membership, serve, and become READY (a rollout without current weights: STALE)
-    5. SIGTERM or SIGINT: DRAINING, finish what runs, deregister, exit 0. A second one ends at once.
+    5. SIGTERM or SIGINT: DRAINING at once, finish what runs in half of argosy.stop_grace_s and hand over the rest,
+       deregister, exit 0. A second one ends at once.
 
 A core may have, all optional: `async start()` (what is left of loading, and a warm-up), `async wait_failed() ->
 BaseException` (returns when it can't work any more: the process then ends with exit code 1, so that nobody waits for a
 dead engine), `async status()`, whose `state` says what membership and health tell ("stuck": health answers NOT_SERVING
-until the core moves again), `close()` (sync or async).
+until the core moves again), `async drain(ctx)` (takes nothing new, returns when nothing runs any more), `async
+hand_over(ctx)` (ends what runs and gives out what it has: others go on from there), `close()` (sync or async).
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ _LOG = logging.getLogger(__name__)
 _REPORT_S = 0.5
 _LAST_ANSWERS_S = 1.0
 _GRACE_SHARE = 0.6  # of stop_grace_s for running calls; the rest is for closing, before the launcher kills
+_DRAIN_SHARE = 0.5  # of stop_grace_s for samples to end by themselves, where the rest can be handed over
+_HAND_OVER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +169,8 @@ class _Process:
         self._section: Any = getattr(config.argosy, service.role, None)
         self._core: Any = None
         self._stuck = False
+        self._draining: asyncio.Future[Member] | None = None
+        """Tells membership that this member leaves."""
 
     async def run(self) -> int:
         """The exit code; exceptions are failures."""
@@ -233,7 +239,8 @@ class _Process:
         finally:
             reporting.cancel()
             failing.cancel()
-        await registration.update(state=MemberState.DRAINING)
+        # Not awaited: while etcd is away it takes seconds that the samples need. Closing the registration comes later.
+        self._draining = asyncio.ensure_future(registration.update(state=MemberState.DRAINING))
         return 0
 
     async def _build(self) -> bool:
@@ -302,10 +309,8 @@ class _Process:
         """End the server (running calls first), the core and the registration, each within its bound."""
         grace_s = self._config.argosy.stop_grace_s * _GRACE_SHARE
         if hasattr(self._core, "drain"):  # a stream of many samples never ends by itself: its samples do
-            await server.set_serving(False)
             began = time.monotonic()
-            ctx = Mutation(run_id="", term=0, request_id="shutdown", deadline_s=grace_s)
-            await _bounded(self._core.drain(ctx), grace_s, "finish its samples")
+            await asyncio.gather(server.set_serving(False), self._drain(grace_s))
             grace_s = max(_LAST_ANSWERS_S, grace_s - (time.monotonic() - began))
             await server.stop(_LAST_ANSWERS_S)
         else:
@@ -314,7 +319,19 @@ class _Process:
             closing = self._core.close()
             if inspect.isawaitable(closing):
                 await _bounded(closing, grace_s, "close")
+        if self._draining is not None:
+            await _bounded(self._draining, _LAST_ANSWERS_S, "tell membership that it drains")
         await membership.close()
+
+    async def _drain(self, grace_s: float) -> None:
+        """Let the core finish what it has; what takes too long is handed over, where the core can do that."""
+        hands_over = hasattr(self._core, "hand_over")
+        drain_s = self._config.argosy.stop_grace_s * _DRAIN_SHARE if hands_over else grace_s
+        ctx = Mutation(run_id="", term=0, request_id="shutdown", deadline_s=drain_s)
+        drained = await _bounded(self._core.drain(ctx), drain_s, "finish its samples")
+        if not drained and hands_over:
+            hand_over_s = min(_HAND_OVER_S, grace_s)
+            await _bounded(self._core.hand_over(ctx), hand_over_s, "hand over its samples")
 
     def _stop_event(self) -> asyncio.Event:
         """Set by the first SIGTERM or SIGINT; the second ends the process even when the loop is stuck in a call."""
@@ -360,9 +377,11 @@ async def _first(*works: Awaitable[Any]) -> bool:
             task.cancel()
 
 
-async def _bounded(work: Awaitable[Any], timeout_s: float, what: str) -> None:
-    """Await for `timeout_s` at most: on the way out, what fails is told and passed over."""
+async def _bounded(work: Awaitable[Any], timeout_s: float, what: str) -> bool:
+    """Await for `timeout_s` at most: on the way out, what fails is told and passed over. Whether it was done."""
     try:
         await asyncio.wait_for(work, timeout_s)
     except (TimeoutError, ArgosyError) as error:
-        _LOG.warning("the core did not %s within %.1f s: %s", what, timeout_s, error)
+        _LOG.warning("did not %s within %.1f s: %s", what, timeout_s, error)
+        return False
+    return True

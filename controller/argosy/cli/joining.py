@@ -1,0 +1,84 @@
+"""`argosy serve ROLE --run FOLDER`: what a server needs to join a run that is under way on this machine."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argosy.config import Config
+
+JOINERS = ("rollout", "reward", "reference")
+"""Roles of which a run may have more servers than it began with."""
+SERVICES_FILE = "services.yaml"
+"""In the run folder: the configuration that the launcher gives to services, with the etcd of this start."""
+_CLAIM_S = 60
+"""A name is kept for a server that is about to register under it; it does so before it loads anything."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the option."""
+    parser.add_argument(
+        "--run",
+        type=Path,
+        metavar="FOLDER",
+        help="join the run that is under way in this folder: its configuration and etcd are read from there, and the "
+        "member's id is the next free one",
+    )
+
+
+def config_of_run(folder: Path, role: str, overrides: Sequence[str], files: Sequence[str]) -> Config:
+    """The configuration of a run's services, with changes on top. Raises ConfigError where nobody can join."""
+    from argosy.config import load, load_resolved
+    from argosy.types.errors import ConfigError
+
+    if role not in JOINERS:
+        raise ConfigError(f"--run {folder}: a run has one {role}; servers that can join it are {', '.join(JOINERS)}")
+    path = folder / SERVICES_FILE
+    if not path.is_file():
+        raise ConfigError(
+            f"--run {folder}: there is no {SERVICES_FILE} in it: give the folder of a run of `argosy train` that is "
+            "under way (trainer.default_local_dir)"
+        )
+    config = load(overrides, [path, *files]) if overrides or files else load_resolved(path)
+    if role != "reward" and (config.argosy.deterministic or config.argosy.colocated):
+        key = "argosy.deterministic" if config.argosy.deterministic else "argosy.colocated"
+        raise ConfigError(f"--run {folder}: a run with {key}=true keeps the servers that it began with")
+    return config
+
+
+def free_name(config: Config, role: str, named: str | None) -> str:
+    """The next free member id as the launcher counts: rollout-1, rollout-POOL-0, reward-NAME-2. It is claimed, so that
+    two who join at one time get two.
+
+    Raises ConfigError if the run's etcd isn't there any more.
+    """
+    import asyncio
+
+    from argosy.membership.etcd import EtcdMembership
+    from argosy.membership.etcd_client import EtcdOptions
+    from argosy.types.errors import ConfigError, UnavailableError
+
+    settings = config.argosy.membership
+
+    async def claim() -> str:
+        membership = EtcdMembership(EtcdOptions(tuple(settings.endpoints), settings.prefix, settings.lease_ttl_s))
+        try:
+            return await membership.claim_name(_names(role, named), ttl_s=_CLAIM_S)
+        finally:
+            await membership.close()
+
+    try:
+        return asyncio.run(claim())
+    except UnavailableError as error:
+        raise ConfigError(f"this run can't be joined, it seems to be over: {error}") from error
+
+
+def _names(role: str, named: str | None) -> Iterator[str]:
+    prefix = role if named is None else f"{role}-{named}"
+    number = 0
+    while True:
+        yield f"{prefix}-{number}"
+        number += 1
