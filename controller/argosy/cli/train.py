@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argosy.controller.candidacy import Ended
+    from argosy.controller.report import RunReport
 
 DESCRIPTION = """\
 Train with verl's configuration keys. By default the controller, rollout, reward, reference and trainer run as separate
 processes on this machine, found through a real etcd; argosy.placement=inprocess runs the same loop in one process.
+argosy.placement=fleet starts nothing: `argosy serve …` has started the services. Start it several times, with the same
+argosy.run_id: one leads, the others stand by and take over when it is gone (docs/placement.md).
 
 Examples:
   argosy train algorithm.adv_estimator=grpo actor_rollout_ref.model.path=MODEL data.train_files=train.parquet \\
@@ -51,6 +58,7 @@ def train(args: argparse.Namespace) -> int:
     from argosy.config import load, validate
     from argosy.config.render import print_config
     from argosy.controller.entry import run_training
+    from argosy.controller.entry_fleet import run_in_fleet
 
     console = Console(stderr=args.json)
     config = load(args.overrides, args.config)
@@ -61,7 +69,8 @@ def train(args: argparse.Namespace) -> int:
     validate(config)
     if not args.quiet_config:
         print_config(config, console)
-    report = run_training(config, console)
+    fleet = config.argosy.placement == "fleet"
+    report: RunReport | Ended = run_in_fleet(config, console) if fleet else run_training(config, console)
     if args.json:
         print(json.dumps(dataclasses.asdict(report)))
     return 0

@@ -65,7 +65,7 @@ def run_training(config: Config, console: Console) -> RunReport:
         otlp_endpoint=telemetry.otlp_endpoint,
     )
     try:
-        return asyncio.run(_supervised(Run(prepared, console, tracing)))
+        return asyncio.run(_signalled(Run(prepared, console, tracing)))
     except (InvalidInputError, InterruptedRunError, StateError):
         raise  # the input, or another run in the folder: not the end of one that was under way
     except ArgosyError as error:
@@ -79,28 +79,32 @@ def run_training(config: Config, console: Console) -> RunReport:
         tracing.shutdown()
 
 
-async def _supervised(run: Run) -> RunReport:
-    """The run under signals: the first saves what is finished and ends it, the second ends it at once."""
-    prepared, control = run.prepared, RunControl(run.prepared.run_id, run.prepared.total_steps)
+async def _signalled(run: Run) -> RunReport:
     with StopSignals() as signals:
-        working = asyncio.ensure_future(run.execute(control))
-        asking = asyncio.ensure_future(signals.requested.wait())
-        try:
-            await asyncio.wait({working, asking}, return_when=asyncio.FIRST_COMPLETED)
-            if signals.number is not None and not working.done():
-                await _end_soon(working, control, signals.number.name, prepared.config.argosy.stop_save_s)
-            report = await working
-        except asyncio.CancelledError:
-            if signals.number is None:
-                raise
-            raise InterruptedRunError(prepared, signals.exit_code, signals.number.name) from None
-        finally:
-            asking.cancel()
-            working.cancel()
-            await asyncio.gather(asking, working, return_exceptions=True)
-        if control.interrupted and signals.number is not None:
-            raise InterruptedRunError(prepared, signals.exit_code, signals.number.name)
-        return report
+        return await supervised(run, RunControl(run.prepared.run_id, run.prepared.total_steps), signals)
+
+
+async def supervised(run: Run, control: RunControl, signals: StopSignals) -> RunReport:
+    """The run under signals: the first saves what is finished and ends it, the second ends it at once."""
+    prepared = run.prepared
+    working = asyncio.ensure_future(run.execute(control))
+    asking = asyncio.ensure_future(signals.requested.wait())
+    try:
+        await asyncio.wait({working, asking}, return_when=asyncio.FIRST_COMPLETED)
+        if signals.number is not None and not working.done():
+            await _end_soon(working, control, signals.number.name, prepared.config.argosy.stop_save_s)
+        report = await working
+    except asyncio.CancelledError:
+        if signals.number is None:
+            raise
+        raise InterruptedRunError(prepared, signals.exit_code, signals.number.name) from None
+    finally:
+        asking.cancel()
+        working.cancel()
+        await asyncio.gather(asking, working, return_exceptions=True)
+    if control.interrupted and signals.number is not None:
+        raise InterruptedRunError(prepared, signals.exit_code, signals.number.name)
+    return report
 
 
 async def _end_soon(working: asyncio.Future[RunReport], control: RunControl, signal_name: str, limit_s: float) -> None:
@@ -116,16 +120,22 @@ async def _end_soon(working: asyncio.Future[RunReport], control: RunControl, sig
     working.cancel()
 
 
-def start_logging(folder: Path, console: Console) -> None:
-    """The controller's own log: all of it to logs/controller-0.log in the run folder, warnings to the screen too."""
-    make_folder(folder)
-    file = RotatingFileHandler(folder / f"{MEMBER_ID}.log", maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
-    file.setFormatter(PlainFormatter(MEMBER_ID))
+def start_logging(folder: Path | None, console: Console, member_id: str = MEMBER_ID) -> None:
+    """The controller's own log: all of it to its file in logs/ of the run folder, warnings to the screen too.
+
+    `folder`: None: to the screen alone, as long as the folder is another controller's.
+    """
+    handlers: list[logging.Handler] = []
+    if folder is not None:
+        make_folder(folder)
+        file = RotatingFileHandler(folder / f"{member_id}.log", maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
+        file.setFormatter(PlainFormatter(member_id))
+        handlers.append(file)
     screen = RichHandler(level=logging.WARNING, console=console, show_path=False, show_time=False)
     root = logging.getLogger()
     for older in list(root.handlers):
         root.removeHandler(older)
-    root.addHandler(file)
-    root.addHandler(screen)
+    for handler in (*handlers, screen):
+        root.addHandler(handler)
     root.setLevel(logging.INFO)
     logging.captureWarnings(True)

@@ -13,11 +13,12 @@ from argosy.controller import service
 from argosy.controller.control import RunControl
 from argosy.controller.files import write_atomically
 from argosy.membership.interface import Membership
+from argosy.rpc.clients.leading import leader_capabilities
 from argosy.rpc.gate import Gate
 from argosy.rpc.options import RpcOptions
 from argosy.rpc.server import RpcServer
 from argosy.telemetry.traces import Tracing
-from argosy.types.records import Member, MemberState
+from argosy.types.records import Leader, Member, MemberState
 
 MEMBER_ID = "controller-0"
 ADDRESS_FILE = "endpoint.json"
@@ -25,14 +26,20 @@ ADDRESS_FILE = "endpoint.json"
 
 @asynccontextmanager
 async def serve_control(
-    control: RunControl, membership: Membership, run_dir: Path, config: Config, tracing: Tracing
+    control: RunControl,
+    membership: Membership,
+    run_dir: Path,
+    config: Config,
+    tracing: Tracing,
+    member_id: str = MEMBER_ID,
 ) -> AsyncIterator[str]:
     """Serve `control` on a free loopback port while the block runs; yields the address.
 
-    The address is in membership, and in `endpoint.json` of the run folder for commands on this machine.
+    The address is in membership, with run and term, and in `endpoint.json` of the run folder for commands on this
+    machine.
     """
     control.membership = membership
-    gate = Gate(MEMBER_ID)
+    gate = Gate(member_id)
     server = RpcServer.listen(
         "127.0.0.1",
         0,
@@ -45,13 +52,26 @@ async def serve_control(
     await server.start()
     await server.set_serving(True)
     incarnation = secrets.token_hex(8)
-    member = Member(MEMBER_ID, "controller", server.address, incarnation, state=MemberState.READY)
+    member = Member(
+        member_id, "controller", server.address, incarnation,
+        capabilities=leader_capabilities(Leader(control.view.run_id, control.view.term)), state=MemberState.READY,
+    )  # fmt: skip
     registration = await membership.register(member)
     address = {"address": server.address, "run_id": control.view.run_id, "incarnation": incarnation}
     write_atomically(run_dir / ADDRESS_FILE, json.dumps(address).encode())
     try:
         yield server.address
     finally:
-        (run_dir / ADDRESS_FILE).unlink(missing_ok=True)
+        _remove(run_dir / ADDRESS_FILE, incarnation)
         await registration.close()
         await server.stop(grace_s=1.0)
+
+
+def _remove(path: Path, incarnation: str) -> None:
+    """Take our own address away; another controller's, who has taken over, stays."""
+    try:
+        ours = json.loads(path.read_text())["incarnation"] == incarnation
+    except (OSError, ValueError, KeyError):
+        return
+    if ours:
+        path.unlink(missing_ok=True)

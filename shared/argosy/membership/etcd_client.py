@@ -137,6 +137,10 @@ class EtcdClient:
         self._token: str | None = None
         self._closed = False
         self._login_lock = threading.Lock()
+        # One server of several that stands still is found out by keepalive pings; until then another is asked.
+        self._worth_another = {grpc.StatusCode.UNAVAILABLE}
+        if len(options.endpoints) > 1:
+            self._worth_another.add(grpc.StatusCode.DEADLINE_EXCEEDED)
 
     def range(self, key: str, *, prefix: bool = False) -> tuple[list[KeyValue], int]:
         """(the key, or all keys that start with it; the store's revision)."""
@@ -230,7 +234,7 @@ class EtcdClient:
                     fresh_login = True  # tokens end with an etcd restart; the call was not executed
                     self.login()
                     continue
-                if attempt + 1 >= tries or error.code() != grpc.StatusCode.UNAVAILABLE:
+                if attempt + 1 >= tries or error.code() not in self._worth_another:
                     raise unavailable(error, self.options.endpoints) from error
             time.sleep(0.1 * 2**attempt * (0.5 + random.random()))
         raise UnavailableError(f"etcd at {', '.join(self.options.endpoints)} did not answer in {tries} tries")

@@ -45,6 +45,8 @@ class LeaseKeeper:
         self._wake = threading.Event()
         self._writing = threading.Lock()
         self._stop = threading.Event()
+        self._renewed_at = time.monotonic()
+        self._told = False
         self._thread = threading.Thread(target=self._run, name=f"etcd-lease {name}", daemon=True)
         self._thread.start()
 
@@ -85,10 +87,20 @@ class LeaseKeeper:
                     self._on_lost()
                     return
                 pause = self._ttl_s / 3
+                self._renewed_at, self._told = time.monotonic(), False
             except UnavailableError as error:
                 # etcd is down: the others go on with their last snapshot, and so do we.
                 _LOG.debug("%s can't renew its lease now: %s", self._name, error)
+                self._tell_once(error)
                 pause = _RETRY_PAUSE_S * (0.5 + random.random())
+
+    def _tell_once(self, error: UnavailableError) -> None:
+        away_s = time.monotonic() - self._renewed_at
+        if away_s > self._ttl_s and not self._told:
+            self._told = True
+            _LOG.warning(
+                "%s could not renew its lease for %.1f s, and goes on with what it knows: %s", self._name, away_s, error
+            )
 
     def _renew(self) -> bool:
         """One renewal; False when the keys are not ours any more."""

@@ -220,8 +220,8 @@ class ArgosyConfig:
     """Placement and services."""
 
     placement: str = "local"
-    """"local": each service is a process on this machine; "fleet": nothing is started, since `argosy serve`
-    has started the services, and several controllers may be there for one argosy.run_id; "inprocess": all in this process, for
+    """"local": each service is a process on this machine; "fleet": nothing is started, since `argosy serve` has started
+    the services, and several controllers may be there for one argosy.run_id; "inprocess": all in this process, for
     debugging."""
     run_id: str | None = None
     """Names the run in requests, membership and traces; null makes one at the start."""

@@ -33,6 +33,27 @@ def check_services(config: Config) -> Iterator[str]:
             )
 
 
+def check_fleet(config: Config) -> Iterator[str]:
+    """What services and controllers that are started one by one must have in common, and what they can't have."""
+    argosy = config.argosy
+    if argosy.placement != "fleet":
+        return
+    if not argosy.membership.endpoints:
+        yield "argosy.membership.endpoints: is empty with argosy.placement=fleet: name the etcd that all machines reach"
+    if not argosy.run_id:
+        yield "argosy.run_id: is null with argosy.placement=fleet: give all services and controllers of a run one name"
+    if argosy.rollout_only:
+        yield "argosy.placement: got 'fleet' for rollouts without a trainer: set argosy.placement=local"
+    if argosy.record.enable:
+        yield "argosy.record.enable: got true with argosy.placement=fleet: a record has one writer"
+    for role in ROLES:
+        if getattr(argosy.services, role).python is not None:
+            yield (
+                f"argosy.services.{role}.python: is for services that are started here, and argosy.placement=fleet "
+                "starts none: run `argosy serve` with that interpreter"
+            )
+
+
 def check_env(path: str, env: Mapping[str, str]) -> Iterator[str]:
     """Environment variables of a service, at the key `path`."""
     if len(env) > MAX_VARIABLES:
