@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import hashlib
 import logging
-import os
-import secrets
-import socket
-import sys
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Set
 from pathlib import Path
@@ -18,17 +12,18 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from argosy.config import Config
+from argosy.controller.launch.children import ServiceChildren, folder_tag, group_of
 from argosy.controller.launch.errors import ChildDiedError, SetbackError
 from argosy.controller.launch.etcd import start_etcd
-from argosy.controller.launch.interpreters import check_interpreters, program_of
+from argosy.controller.launch.interpreters import check_interpreters
 from argosy.controller.launch.lock import RunFolderLock
-from argosy.controller.launch.plan import PlannedMember, module_of, plan_members, remote_counts, services_of
+from argosy.controller.launch.plan import plan_members, remote_counts, services_of
 from argosy.controller.launch.process import ChildSpec
 from argosy.controller.launch.readiness import wait_ready
 from argosy.controller.launch.restarts import RestartPolicy
 from argosy.controller.launch.signals import KILL_HOOKS
 from argosy.controller.launch.supervisor import Supervisor
-from argosy.controller.roster import keeps_servers
+from argosy.controller.roster import Roster, keeps_servers
 from argosy.membership.etcd import EtcdMembership
 from argosy.membership.etcd_client import EtcdOptions
 from argosy.types.errors import InternalError, StateError, UnavailableError
@@ -40,9 +35,6 @@ _DEATH_NOTICE_S = 1.0
 _DYING_S = 8.0
 """From a call's failure to the end of a service that can't go on: it lets other calls finish first."""
 _OF_A_DYING_SERVICE = (UnavailableError, InternalError, StateError)
-
-# Children of a higher stage are drained first: who asks others goes before who answers; etcd (0) is the last.
-_STAGES: Mapping[str, int] = {"rollout": 2, "reward": 1, "reference": 1, "critic": 1, "trainer": 1}
 
 
 class LocalFleet:
@@ -71,12 +63,10 @@ class LocalFleet:
         self._cfg = cfg
         self._run_dir = run_dir.resolve()
         self._counts = services_of(cfg) if counts is None else counts
-        self._modules = modules or {}
         self._planned = plan_members(cfg, self._counts)
         self._lock = RunFolderLock(self._run_dir)
         self._supervisor: Supervisor | None = None
-        self._incarnations: dict[str, str] = {}
-        """Of the present life of each child."""
+        self._children = ServiceChildren(cfg, self._run_dir, modules or {})
         self._restarts = False
         self._reborn: set[str] = set()
         """Who was started again and is not known to be ready yet."""
@@ -104,13 +94,20 @@ class LocalFleet:
         """Rollout servers that died while others of them were left: a live view."""
         return frozenset() if self._supervisor is None else self._supervisor.lost
 
-    def follow(self, died: Callable[[str], None], servers: Callable[[str], Collection[str]]) -> None:
-        """Tell `died` of each child that ends by itself, at once. `servers` says which members of a group ("rollout",
-        "reference", "reward NAME") are there: those that others have started stand in for children."""
+    def follow(self, rosters: Mapping[str, Roster[Any]]) -> None:
+        """Tell the rosters (by role) of each child that ends by itself, at once; and let servers that others have
+        started stand in for children."""
         children = {member.member_id for member in self._planned}
+
+        def died(name: str) -> None:
+            for roster in rosters.values():
+                roster.died(name)
+
+        def joined(group: str) -> int:
+            return sum(name not in children for name in rosters[group].clients) if group in rosters else 0
+
         if self._supervisor is not None:
-            self._supervisor.on_death = died
-            self._supervisor.joined = lambda group: sum(member not in children for member in servers(group))
+            self._supervisor.on_death, self._supervisor.joined = died, joined
 
     @property
     def failed(self) -> asyncio.Future[ChildDiedError]:
@@ -123,7 +120,8 @@ class LocalFleet:
         """The result of `work`; if a child dies first, `work` is cancelled and ChildDiedError is raised.
 
         With `setbacks`, which the caller answers by `recover`, children that die are started again from then on; one
-        that nobody stands in for ends the work by SetbackError. When `work` fails because of a child's death, the death is raised: it is the first cause.
+        that nobody stands in for ends the work by SetbackError. When `work` fails because of a child's death, the death
+        is raised: it is the first cause.
         """
         task, failed = asyncio.ensure_future(work), self.failed
         if setbacks and self._supervisor is not None and not self._restarts:
@@ -158,10 +156,10 @@ class LocalFleet:
             if member.role in fresh and member.member_id not in self._reborn:
                 await self._supervisor.retire(member.member_id)
                 self._reborn.add(member.member_id)
-                await self._supervisor.start(self._child(member, self._restart_config(member)))
+                await self._supervisor.start(self._children.spec(member, again=True))
         while True:
             self._supervisor.expect_setbacks()
-            lives = {member_id: self._incarnations[member_id] for member_id in sorted(self._reborn)}
+            lives = {member_id: self._children.incarnations[member_id] for member_id in sorted(self._reborn)}
             deadline = time.monotonic() + self._cfg.argosy.startup_timeout_s
             try:
                 ready = await self.race(
@@ -200,21 +198,17 @@ class LocalFleet:
         self.membership = EtcdMembership(options)
         if not self._cfg.argosy.membership.endpoints:
             await self.membership.forget_members()  # leftovers of a killed run, in an etcd that is ours alone
-        config_path = self._run_dir / "services.yaml"
-        seen = _for_services(self._cfg, options, self._run_dir)
-        seen.save(config_path)
-        if (ranks := self._cfg.argosy.restart.ranks) is not None:
-            seen.with_values({"trainer.n_gpus_per_node": ranks}).save(self._run_dir / "services-restart.yaml")
+        self._children.save_settings(options)
         for member in self._planned:
-            await supervisor.start(self._child(member, config_path))
+            await supervisor.start(self._children.spec(member))
         remote = remote_counts(self._cfg)
         ready = await self.race(
-            wait_ready(self.membership, self._incarnations, deadline, self._run_dir / "logs", pools=remote)
+            wait_ready(self.membership, self._children.incarnations, deadline, self._run_dir / "logs", pools=remote)
         )
         for role in {*self._counts, *(member.role for member in ready)}:
             self.members[role] = tuple(member for member in ready if member.role == role)
         # From here on the run can go on with the rollout servers that are left, and with those of each reward service.
-        for group in {_group_of(member) for member in self._planned} - {""}:
+        for group in {group_of(member) for member in self._planned} - {""}:
             others = sum(count for (role, pool), count in remote.items() if group in (role, f"{role} {pool}"))
             supervisor.allow_losses(group, others=others)
         _LOG.info("the fleet is ready: %s", ", ".join(f"{member.member_id}@{member.address}" for member in ready))
@@ -228,31 +222,13 @@ class LocalFleet:
             return None
         if not spare:  # else the run goes on, and takes it in when it is ready
             self._reborn.add(member.member_id)
-        return self._child(member, self._restart_config(member))
-
-    def _restart_config(self, member: PlannedMember) -> Path:
-        ranked = self._cfg.argosy.restart.ranks is not None and member.role in ("trainer", "critic")
-        return self._run_dir / ("services-restart.yaml" if ranked else "services.yaml")
-
-    def _child(self, member: PlannedMember, config_path: Path) -> ChildSpec:
-        incarnation = self._incarnations[member.member_id] = secrets.token_hex(8)
-        python = program_of(member.python) if member.python else sys.executable
-        argv = [
-            python, "-m", self._modules.get(member.role, module_of(member.role)),
-            "--config", str(config_path), "--member", member.member_id, "--incarnation", incarnation,
-        ]  # fmt: skip
-        if member.role == "rollout" and self._cfg.argosy.pools:
-            argv += ["--pool", member.pool]
-        if member.role == "reward" and self._cfg.argosy.reward.services:
-            argv += ["--name", member.pool]
-        stage = _STAGES.get(member.role, 1)
-        return ChildSpec(member.member_id, argv, stage=stage, env=member.env, group=_group_of(member))
+        return self._children.spec(member, again=True)
 
     async def _find_etcd(self, supervisor: Supervisor, deadline: float) -> EtcdOptions:
         settings = self._cfg.argosy.membership
         if settings.endpoints:
             # Servers that others start can't know this folder's tag: with them the prefix itself tells runs apart.
-            own = "" if remote_counts(self._cfg) else f"/local-{_folder_tag(self._run_dir)}"
+            own = "" if remote_counts(self._cfg) else f"/local-{folder_tag(self._run_dir)}"
             return EtcdOptions(
                 tuple(settings.endpoints),
                 prefix=f"{settings.prefix}{own}",
@@ -264,36 +240,5 @@ class LocalFleet:
         return EtcdOptions((endpoint,), prefix=settings.prefix, lease_ttl_s=settings.lease_ttl_s)
 
 
-def _group_of(member: PlannedMember) -> str:
-    """Those that can stand in for each other, as the supervisor names them; "": nobody can."""
-    if member.role == "rollout":
-        return member.role
-    return f"{member.role} {member.pool}" if member.role == "reward" else ""
-
-
 def _failure_of(task: asyncio.Future[Any]) -> BaseException | None:
     return task.exception() if task.done() and not task.cancelled() else None
-
-
-def _for_services(cfg: Config, options: EtcdOptions, run_dir: Path) -> Config:
-    """The configuration that the services get: with the etcd that was found or started, and the run folder.
-
-    Environment variables are left out: the processes have them, and a file is no place for secrets.
-    """
-    bare: dict[str, dict[str, str]] = {
-        f"argosy.services.{field.name}.env": {} for field in dataclasses.fields(cfg.argosy.services)
-    }
-    pools = {name: {**values, "env": {}} for name, values in cfg.argosy.pools.items()}
-    rewards = {name: {**values, "env": {}} for name, values in cfg.argosy.reward.services.items()}
-    cfg = cfg.with_values({**bare, "argosy.pools": pools, "argosy.reward.services": rewards})
-    membership = dataclasses.replace(cfg.argosy.membership, endpoints=options.endpoints, prefix=options.prefix)
-    return dataclasses.replace(
-        cfg,
-        argosy=dataclasses.replace(cfg.argosy, membership=membership),
-        trainer=dataclasses.replace(cfg.trainer, default_local_dir=str(run_dir)),
-    )
-
-
-def _folder_tag(run_dir: Path) -> str:
-    """Tells the local fleets of different run folders apart on a shared etcd; the same after a restart."""
-    return hashlib.sha256(f"{socket.gethostname()}:{os.fspath(run_dir)}".encode()).hexdigest()[:12]

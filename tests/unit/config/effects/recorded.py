@@ -280,7 +280,7 @@ async def run_recorded(
         critic=_Critic(recorded) if config.needs_critic else None,  # type: ignore[arg-type]
     )
 
-    async def just_run(work: Any) -> Any:
+    async def just_run(work: Any, *, setbacks: bool = False) -> Any:
         return await work
 
     @asynccontextmanager

@@ -27,7 +27,7 @@ def children(config: Config) -> dict[str, ChildSpec]:
     """What the launcher would start, by member id."""
     everything = {"trainer": 1, "reward": 1, "rollout": services_of(config)["rollout"], "reference": 1, "critic": 1}
     fleet = LocalFleet(config, config.run_folder, counts=everything)
-    return {one.member_id: fleet._child(one, Path("services.yaml"), "life") for one in fleet._planned}
+    return {one.member_id: fleet._children.spec(one) for one in fleet._planned}
 
 
 @pytest.mark.parametrize("key", [

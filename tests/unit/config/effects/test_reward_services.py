@@ -11,7 +11,8 @@ import pytest
 
 from argosy.config import Config, load
 from argosy.config.schema import REWARD_KINDS
-from argosy.controller.launch.fleet import LocalFleet, _for_services
+from argosy.controller.launch.children import for_services
+from argosy.controller.launch.fleet import LocalFleet
 from argosy.controller.launch.plan import remote_counts, services_of
 from argosy.controller.launch.process import ChildSpec
 from argosy.controller.rewards.connect import open_router
@@ -37,7 +38,7 @@ REWARD = Service("reward", "", build=lambda _: None, add_to_server=lambda *_: []
 
 def children(config: Config) -> dict[str, ChildSpec]:
     fleet = LocalFleet(config, config.run_folder, counts={"reward": services_of(config)["reward"]})
-    return {one.member_id: fleet._child(one, Path("services.yaml"), "life") for one in fleet._planned}
+    return {one.member_id: fleet._children.spec(one) for one in fleet._planned}
 
 
 class Flaky:
@@ -108,7 +109,7 @@ def test_secrets_of_reward_services_are_never_written(job: Config, tmp_path: Pat
     config = job.with_values({"argosy.reward.services": TWO})
     config.save(tmp_path / "config.yaml")
     assert "sk-1" not in (tmp_path / "config.yaml").read_text()
-    _for_services(config, EtcdOptions(("localhost:1",)), tmp_path).save(tmp_path / "services.yaml")
+    for_services(config, EtcdOptions(("localhost:1",)), tmp_path).save(tmp_path / "services.yaml")
     assert "sk-1" not in (tmp_path / "services.yaml").read_text()
 
 
