@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,7 +67,7 @@ def free_name(config: Config, role: str, named: str | None) -> str:
     async def claim() -> str:
         membership = EtcdMembership(EtcdOptions(tuple(settings.endpoints), settings.prefix, settings.lease_ttl_s))
         try:
-            return await membership.claim_name(_names(role, named), ttl_s=_CLAIM_S)
+            return await membership.claim_name(_names(config, role, named), ttl_s=_CLAIM_S)
         finally:
             await membership.close()
 
@@ -76,9 +77,10 @@ def free_name(config: Config, role: str, named: str | None) -> str:
         raise ConfigError(f"this run can't be joined, it seems to be over: {error}") from error
 
 
-def _names(role: str, named: str | None) -> Iterator[str]:
+def _names(config: Config, role: str, named: str | None) -> Iterator[str]:
+    """Without those of the run's own servers, which are started again under their names when they die."""
+    from argosy.controller.launch.plan import plan_members, services_of
+
+    own = {member.member_id for member in plan_members(config, services_of(config))}
     prefix = role if named is None else f"{role}-{named}"
-    number = 0
-    while True:
-        yield f"{prefix}-{number}"
-        number += 1
+    return (name for number in itertools.count() if (name := f"{prefix}-{number}") not in own)

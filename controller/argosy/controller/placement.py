@@ -20,8 +20,9 @@ from argosy.controller.context import Services
 from argosy.controller.launch import LocalFleet
 from argosy.controller.launch.lock import RunFolderLock
 from argosy.controller.launch.plan import plan_members, services_of
+from argosy.controller.references import open_references
 from argosy.controller.rewards.connect import check_external, open_router
-from argosy.controller.roster import open_rollouts
+from argosy.controller.roster import Roster, open_rollouts
 from argosy.membership.interface import Membership
 from argosy.membership.memory import MemoryMembership
 from argosy.roles.policy import Policy
@@ -101,7 +102,6 @@ async def open_placement(config: Config, run_dir: Path) -> AsyncIterator[Placeme
 async def _local(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
     from argosy.rpc.clients.critic import CriticClient
     from argosy.rpc.clients.policy import PolicyClient
-    from argosy.rpc.clients.reference import ReferenceClient
 
     options, policy = rpc_settings(config)
     scores = config.argosy.replay.path is None
@@ -123,18 +123,23 @@ async def _local(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
             members = fleet.members.get(role, ())
             return connect(factory, members[0]) if members else absent
 
-        roster = None
+        rosters: dict[str, Roster[Any]] = {}
+        reference = None
         if config.argosy.replay.path is None:
             members = fleet.members.get("rollout", ())
-            roster = await stack.enter_async_context(open_rollouts(config, fleet.membership, members, options, policy))
-            clients = roster.clients
-            fleet.follow(roster.died, lambda group: clients if group == "rollout" else ())
+            opened = open_rollouts(config, fleet.membership, members, options, policy)
+            rosters["rollout"] = await stack.enter_async_context(opened)
+        if members := fleet.members.get("reference", ()):
+            references = open_references(config, fleet.membership, members, options, policy)
+            reference, rosters["reference"] = await stack.enter_async_context(references)
+        roster = rosters.get("rollout")
+        fleet.follow(rosters)
         router = open_router(config, options, policy, membership=fleet.membership)
         services = Services(
             rollouts={} if roster is None else roster.clients,
             reward=await stack.enter_async_context(router) if scores else NO_REWARD,
             policy=one("trainer", PolicyClient, NO_TRAINER),
-            reference=one("reference", ReferenceClient),
+            reference=reference,
             critic=one("critic", CriticClient),
             pools={} if roster is None else roster.pools,
             lost=frozenset() if roster is None else roster.lost,
@@ -143,12 +148,11 @@ async def _local(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
 
         async def come_back(fresh: bool) -> Services:
             await fleet.recover(fresh=("trainer", "critic") if fresh else ())
-            if roster is not None:
-                roster.renew(fleet.members.get("rollout", ()))
+            for role, followed in rosters.items():
+                followed.renew(fleet.members.get(role, ()))
             return dataclasses.replace(
                 services,
                 policy=one("trainer", PolicyClient, NO_TRAINER),
-                reference=one("reference", ReferenceClient),
                 critic=one("critic", CriticClient),
             )
 

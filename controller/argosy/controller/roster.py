@@ -1,7 +1,7 @@
 """The servers of one role as membership has them: who is there, a connection to each, and who must hear of a change.
 
     membership.watch(role) ──► update(snapshot) ──► Listener.joined / changed / left
-    a child's death        ──► died(member id)  ──► Listener.left, at once: a lease ends only after its time
+    a child's death        ──► died(member id …) ─► Listener.left, at once: a lease ends only after its time
 
 A server that is JOINING isn't in it: it has nothing to call yet. Another incarnation under a known id is another
 server: the old one has left, the new one has joined. A roster that is `fixed` keeps the servers that it began with and
@@ -110,15 +110,12 @@ class Roster(Generic[Client]):
         self._failure: BaseException | None = None
         self._entries: dict[str, tuple[Member, Client]] = {}
         self._pools: dict[str, str] = {}
-        self._seen: dict[str, Member] = {}
-        """The newest snapshot, of any state."""
         self._dead: dict[str, str] = {}
         """Member → the incarnation whose process has ended."""
         self._refused: set[tuple[str, str]] = set()
         self._listeners: list[Listener] = []
         self._closing: set[asyncio.Task[None]] = set()
         for member in members:
-            self._seen[member.member_id] = member
             self._join(member)
 
     @property
@@ -165,10 +162,10 @@ class Roster(Generic[Client]):
 
     def update(self, snapshot: Sequence[Member]) -> None:
         """Take in who is there now."""
-        self._seen = {member.member_id: member for member in snapshot}
-        for member_id, incarnation in list(self._dead.items()):
-            if member_id in self._seen and _life(self._seen[member_id].incarnation) != _life(incarnation):
-                del self._dead[member_id]
+        for member in snapshot:
+            dead = self._dead.get(member.member_id)
+            if dead is not None and _life(member.incarnation) != _life(dead):
+                del self._dead[member.member_id]  # born again
         if self.fixed:
             self._refuse_others(snapshot)
             return
@@ -187,21 +184,24 @@ class Roster(Generic[Client]):
                 self._join(member)
 
     def renew(self, members: Sequence[Member]) -> None:
-        """Take these lives in place of those that had the same ids, even if the roster is fixed."""
-        for member in members:
-            member_id = member.member_id
-            known, self._seen[member_id] = self.member(member_id), member
+        """Take these lives in place of those that had the same ids, where the roster is fixed. Another one learns of
+        them from membership, which knows better who has left since."""
+        for member in members if self.fixed else ():
+            member_id, dead = member.member_id, self._dead.get(member.member_id)
+            if dead is not None and _life(dead) == _life(member.incarnation):
+                continue
+            known = self.member(member_id)
             if known is not None and not _same_life(known, member):
                 self._leave(member_id)
             self._dead.pop(member_id, None)
             if member_id not in self._entries:
                 self._join(member)
 
-    def died(self, member_id: str) -> None:
-        """The process of a member has ended: nothing more comes from this life of it."""
-        seen = self._seen.get(member_id)
-        self._dead[member_id] = "" if seen is None else seen.incarnation
-        if member_id in self._entries:
+    def died(self, member_id: str, incarnation: str) -> None:
+        """The process of a member has ended: nothing more comes from this life of it, whatever membership says."""
+        self._dead[member_id] = incarnation
+        entry = self._entries.get(member_id)
+        if entry is not None and _life(entry[0].incarnation) == _life(incarnation):
             self._leave(member_id)
 
     async def close(self) -> None:

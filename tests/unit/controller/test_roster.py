@@ -114,11 +114,9 @@ async def _follow(events: list[Event]) -> None:
                 again = dataclasses.replace(entry.member, incarnation=f"{life_of(entry.member)}.{next(numbers)}")
                 entries[name] = await membership.register(again)
             elif entry is not None and what == "die":
-                await until(is_equal)
-                roster.died(name)
+                roster.died(name, entry.member.incarnation)
                 dead.add(life_of(entry.member))
                 assert name in roster.lost
-                assert name not in roster.clients
             if is_seen:
                 await until(is_equal)
         await until(is_equal)
@@ -173,7 +171,7 @@ async def test_case_f6_lease_lost_and_taken_anew_costs_nothing_where_nobody_saw_
 async def test_death_of_a_process_counts_before_its_lease_ends_and_until_it_is_born_again() -> None:
     fleet = Fleet()
     roster = Roster("rollout", fleet.connect, [member(incarnation="a")])
-    roster.died("rollout-0")
+    roster.died("rollout-0", "a")
     assert not roster.clients
     assert roster.lost == {"rollout-0"}
     roster.update([member(incarnation="a")])  # its lease goes on for a while

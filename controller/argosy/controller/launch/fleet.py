@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Set
+from collections.abc import Collection, Coroutine, Mapping, Set
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -100,8 +100,9 @@ class LocalFleet:
         children = {member.member_id for member in self._planned}
 
         def died(name: str) -> None:
-            for roster in rosters.values():
-                roster.died(name)
+            role = next((member.role for member in self._planned if member.member_id == name), "")
+            if role in rosters:
+                rosters[role].died(name, self._children.incarnations[name])
 
         def joined(group: str) -> int:
             return sum(name not in children for name in rosters[group].clients) if group in rosters else 0
