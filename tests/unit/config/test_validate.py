@@ -119,7 +119,7 @@ def test_refused_without_a_critic(valid: Config, path: str, value: object, expec
         ("trainer.resume_mode", "resume_path", "trainer.resume_from_path: must name"),
         ("trainer.resume_mode", "never", "wants auto, disable or resume_path"),
         ("trainer.resume_from_path", ".", "set trainer.resume_mode=resume_path"),
-        ("argosy.placement", "kubernetes", "wants local or inprocess"),
+        ("argosy.placement", "kubernetes", "wants local, fleet or inprocess"),
         ("argosy.max_staleness", 65, "wants a value ≥ 0 and ≤ 64"),
         ("argosy.rollout.host", "0.0.0.0", "only loopback is accepted"),
         ("argosy.reward.host", "example.org", "only loopback is accepted"),

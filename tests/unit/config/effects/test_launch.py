@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from argosy.cli.serve import check
+from argosy.cli.train import train
 from argosy.config import Config, find_problems
-from argosy.controller import placement
+from argosy.controller import entry_fleet, placement
 from argosy.controller.control import RunControl
 from argosy.controller.entry import _end_soon
 from argosy.controller.launch import fleet as fleet_module
@@ -199,6 +200,27 @@ async def test_placement(job: Config, monkeypatch: Patch) -> None:
         async with open_placement(job.with_values({"argosy.placement": "local"}), job.run_folder):
             pass
     assert started == ["fleet"]
+
+
+def test_placement_fleet(job: Config, monkeypatch: Patch, tmp_path: Path) -> None:
+    """Nothing is started; what all have in common must be named."""
+    fleet = job.with_values({"argosy.placement": "fleet"})
+    assert "argosy.run_id: is null with argosy.placement=fleet" in problems(fleet)
+    assert "argosy.membership.endpoints: is empty with argosy.placement=fleet" in problems(fleet)
+    whole = fleet.with_values({"argosy.run_id": "run", "argosy.membership.endpoints": ["127.0.0.1:1"]})
+    assert problems(whole) == ""
+    refused = {"argosy.record.enable": True, "argosy.services.trainer.python": "/usr/bin/python3"}
+    for key, value in refused.items():
+        assert f"{key}: " in problems(whole.with_values({key: value}))
+
+    def stands(config: Config, _: object) -> None:
+        raise Stop
+
+    monkeypatch.setattr(entry_fleet, "run_in_fleet", stands)
+    whole.save(tmp_path / "run.yaml")
+    arguments = argparse.Namespace(overrides=[], config=[str(tmp_path / "run.yaml")], json=False, quiet_config=True)
+    with pytest.raises(Stop):
+        train(arguments)
 
 
 async def etcd(config: Config, monkeypatch: Patch) -> tuple[EtcdOptions, str | None]:
