@@ -51,13 +51,15 @@ class TrajectoryBatch:
         sample_ids: Iterable[SampleId],
         prompt_ids: Sequence[Sequence[int]],
         response_ids: Sequence[Sequence[int]],
-        response_mask: Sequence[Sequence[int]] | None = None,
+        response_mask: Sequence[Sequence[int]] | Ragged | None = None,
         **columns: Ragged,
     ) -> TrajectoryBatch:
         """Make a batch from rows. Without a mask, every response token is trained."""
         responses = Ragged.from_rows(response_ids, np.int32)
         if response_mask is None:
             mask = Ragged(np.ones(len(responses.values), np.int8), responses.offsets)
+        elif isinstance(response_mask, Ragged):
+            mask = response_mask
         else:
             mask = Ragged.from_rows(response_mask, np.int8)
         names = pa.array([str(sample) for sample in sample_ids], pa.string())
@@ -121,10 +123,11 @@ class TrajectoryBatch:
 
     def with_rows(self, name: str, rows: Mapping[SampleId, Sequence[float] | np.ndarray[Any, Any]]) -> TrajectoryBatch:
         """A new batch with one float column given by sample id, in whatever order. Raises KeyError on a missing id."""
-        missing = [str(sample) for sample in self.sample_ids if sample not in rows]
+        samples = self.sample_ids
+        missing = [str(sample) for sample in samples if sample not in rows]
         if missing:
             raise KeyError(f"column {name!r} lacks {len(missing)} samples, the first is {missing[0]}")
-        return self.with_column(name, Ragged.from_rows([rows[sample] for sample in self.sample_ids], np.float32))
+        return self.with_column(name, Ragged.from_rows([rows[sample] for sample in samples], np.float32))
 
     def select(self, indices: Sequence[int] | np.ndarray[Any, Any]) -> TrajectoryBatch:
         """The named rows, in the named order."""
