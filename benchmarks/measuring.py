@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import resource
 import sys
 import threading
@@ -13,6 +14,15 @@ from typing import Any
 
 DEFAULT_MODEL = "models/smollm2-135m-instruct"
 """Where `make demo` puts it (`argosy model import`)."""
+
+
+def model_of(args: argparse.Namespace, folder: Path) -> str:
+    """What `--model` names; with `--quick` alone a tiny random model, which is written into `folder`."""
+    if not args.quick or args.model != DEFAULT_MODEL:
+        return str(args.model)
+    from argosy.modeling.tiny import save_tiny_model
+
+    return str(save_tiny_model(folder / "model"))
 
 
 def current_bytes() -> int:
