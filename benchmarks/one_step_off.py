@@ -1,7 +1,7 @@
 """Wall time of a GRPO step, synchronous beside one step off, when rollout and trainer have a core each.
 
     python benchmarks/one_step_off.py                    # SmolLM2-135M, a few minutes
-    python benchmarks/one_step_off.py --quick            # a tiny random model, one process a side: does it run?
+    python benchmarks/one_step_off.py --quick            # a tiny random model, all in one process: does it run?
 
 Both sides are a real `argosy train` with its processes, one compute thread in rollout and trainer each, the same model,
 prompts, answer lengths and settings, in turn: the second only has `argosy.max_staleness=1` and
@@ -18,12 +18,14 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from grpo_vs_trl import environment, write_rows
 from measuring import DEFAULT_MODEL, model_of
@@ -79,7 +81,7 @@ def run(name: str, args: argparse.Namespace, data: Path, folder: Path) -> Way:
     """One side."""
     out = folder / name.replace(" ", "_").replace("…", "with")
     command = [
-        sys.executable, "-m", "argosy.cli.main", "train", "algorithm.adv_estimator=grpo",
+        "train", "algorithm.adv_estimator=grpo",
         f"actor_rollout_ref.model.path={args.model}", f"data.train_files={data}", "data.shuffle=false",
         f"data.train_batch_size={args.prompts}", "data.max_prompt_length=256",
         f"data.max_response_length={args.max_tokens}", f"actor_rollout_ref.rollout.n={args.group}",
@@ -95,11 +97,9 @@ def run(name: str, args: argparse.Namespace, data: Path, folder: Path) -> Way:
         f"argosy.placement={'inprocess' if args.quick else 'local'}", *WAYS[name],
     ]  # fmt: skip
     log = folder / f"{out.name}.log"
-    with log.open("w") as sink:
-        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environment(args))
-        ends = _watch(process, out / "metrics.jsonl")
-    if process.returncode != 0:
-        raise SystemExit(f"argosy train ended with {process.returncode}:\n{log.read_text()[-4000:]}")
+    code, ends = (_train_here if args.quick else _train)(command, log, out / "metrics.jsonl", args)
+    if code != 0:
+        raise SystemExit(f"argosy train ended with {code}:\n{log.read_text()[-4000:]}")
     from argosy.controller.loggers.jsonl import read_metrics
 
     rows = [row for row in read_metrics(out / "metrics.jsonl") if "training/global_step" in row][WARMUP:-1]
@@ -118,11 +118,34 @@ def run(name: str, args: argparse.Namespace, data: Path, folder: Path) -> Way:
     )
 
 
-def _watch(process: subprocess.Popen[Any], metrics: Path) -> dict[int, float]:
+def _train(command: list[str], log: Path, metrics: Path, args: argparse.Namespace) -> tuple[int, dict[int, float]]:
+    """The run in processes of its own: its exit code, and what `_watch` saw."""
+    with log.open("w") as sink:
+        command = [sys.executable, "-m", "argosy.cli.main", *command]
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environment(args))
+        ends = _watch(lambda: process.poll() is not None, metrics)
+    return process.returncode, ends
+
+
+def _train_here(command: list[str], log: Path, metrics: Path, args: argparse.Namespace) -> tuple[int, dict[int, float]]:
+    """The same in this process, which loads everything once for all ways."""
+    from argosy.cli.main import main as argosy
+
+    over = threading.Event()
+    with ThreadPoolExecutor(1) as pool, log.open("w") as sink, redirect_stdout(sink), redirect_stderr(sink):
+        watching = pool.submit(_watch, over.is_set, metrics)
+        try:
+            code = argosy(command)
+        finally:
+            over.set()
+        return code, watching.result()
+
+
+def _watch(is_over: Callable[[], bool], metrics: Path) -> dict[int, float]:
     """Step → when its row was there, until the run ends."""
     ends: dict[int, float] = {}
     while True:
-        over = process.poll() is not None
+        over = is_over()
         done = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
         for step in range(len(ends) + 1, done + 1):
             ends[step] = time.monotonic()
