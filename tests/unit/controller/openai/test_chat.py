@@ -102,6 +102,10 @@ async def test_stop_texts_end_answers_and_are_cut(serve: Serve) -> None:
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
     ({"extra_body": {"surprise": 1}}, "surprise"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
+    ({"extra_body": {"top_k": 2**31}}, "top_k"), ({"extra_body": {"stop_token_ids": [2**31]}}, "stop_token_ids"),
+    ({"extra_body": {"chat_template_kwargs": {"chat_template": "{% for i in range(9) %}x{% endfor %}"}}},
+     "chat_template_kwargs"),
+    ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
 ])  # fmt: skip
 async def test_what_the_engines_cannot_do_is_refused_by_name(serve: Serve, asked: dict[str, Any], param: str) -> None:
     up: Served = await serve()
