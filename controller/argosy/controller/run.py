@@ -225,4 +225,5 @@ async def _check_data_sources(ctx: RunContext, prepared: PreparedRun) -> None:
         judged = {prompt.data_source for prompt in prepared.held_out} if sessions else prepared.data_sources
         ctx.services.router.check_sources(judged)
         sampled = [] if sessions else prepared.sampler.of_each_kind()
-        await try_prompts(ctx.services.router, [*sampled, *prepared.held_out])
+        tolerated = ctx.config.argosy.reward.max_error_rate
+        await try_prompts(ctx.services.router, [*sampled, *prepared.held_out], max_error_rate=tolerated)
