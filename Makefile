@@ -2,9 +2,11 @@
 #
 #   PYTHON     the interpreter that makes .venv (3.11 or newer)
 #   PIP_ARGS   more arguments for pip, such as --index-url of a mirror or of torch's CPU wheels
+#   PYTEST_ARGS  more arguments for pytest
 
 PYTHON ?= python3
 PIP_ARGS ?=
+PYTEST_ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 DEMO_DIR ?= runs/demo
@@ -89,10 +91,10 @@ demo: .venv/.stamp-run $(MODEL)/config.json $(DATA)/train.parquet  ## train a re
 	fi
 
 test: .venv/.stamp-dev  ## the whole suite but tests marked engine or chaos
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 25 -m 'not engine and not chaos'
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 25 -m 'not engine and not chaos' $(PYTEST_ARGS)
 
 test-bounded: .venv/.stamp-dev  ## tests marked chaos or engine, bounded in time
-	$(BIN)/python -m pytest -n 1 --timeout 300 --durations 25 -m 'chaos or engine'
+	$(BIN)/python -m pytest -n 1 --timeout 300 --durations 25 -m 'chaos or engine' $(PYTEST_ARGS)
 
 kills: .venv/.stamp-dev  ## kill runs at twenty random points each, and compare them with unbroken ones
 	ARGOSY_KILLS=20 $(BIN)/python -m pytest --timeout 3600 tests/chaos/test_exact_resume.py

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 QUICK_SAMPLES_PER_SERVER = 32
 COLUMNS = (
     "servers  K  step s  samples/s  ratio  bound  trainer  servers  stale mean/max  CPU s/step  could do/s      MB"
-    "  pause p99/max ms"
+    "  pause p99/max ms  gc ms  real samples/s"
 )
 
 
@@ -38,6 +38,7 @@ def main() -> None:
     )
     parser.add_argument("--median", type=float, default=1000.0, help="tokens of the median answer (default 1000)")
     parser.add_argument("--threads", type=int, default=1, help="of numerical libraries (the controller uses one)")
+    parser.add_argument("--top", type=int, default=15, help="functions that are shown of the last run (default 15)")
     parser.add_argument("--quick", action="store_true", help="2 servers, staleness 0 and 1, 4 steps: does it run?")
     parser.add_argument("--json", action="store_true", help="the results as one line of JSON at the end")
     args = parser.parse_args()
@@ -53,9 +54,10 @@ def main() -> None:
         args.servers, args.staleness, args.steps = [2], [0, 1], 6
         work = Workload(median=args.median, samples_per_server=QUICK_SAMPLES_PER_SERVER)
     found = measure(work, args.servers, args.staleness, args.steps)
-    print("controller's time in the last run:")
-    for name, share in found[-1].top[:15]:
-        print(f"  {100 * share:5.1f} %  {name}")
+    for title, top in (("controller's time", found[-1].top), ("its longest pause", found[-1].longest)):
+        print(f"{title} in the last run:")
+        for name, share in top[: args.top]:
+            print(f"  {100 * share:5.1f} %  {name}")
     if args.json:
         print(json.dumps([asdict(one) for one in found]))
 
@@ -82,7 +84,8 @@ def measure(work: Workload, sizes: list[int], values: list[int], steps: int) -> 
                 f"{100 * one.trainer_busy:6.0f} % {100 * one.servers_busy:6.0f} % "
                 f"{one.staleness_mean:9.2f}/{one.staleness_max:.0f} {one.controller_cpu_s:14.2f} "
                 f"{one.controller_samples_per_s:11.0f} {one.memory_mb:7.0f}"
-                f" {one.pause_p99_ms:8.1f}/{one.pause_max_ms:.0f}",
+                f" {one.pause_p99_ms:8.1f}/{one.pause_max_ms:<6.0f} {one.collector_max_ms:7.0f}"
+                f" {one.real_samples_per_s:15.0f}",
                 flush=True,
             )
     return found

@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from measuring import DEFAULT_MODEL, FamilyWatch
+from measuring import DEFAULT_MODEL, FamilyWatch, model_of
 
 AGAINST = Path(__file__).resolve().parent / "against_trl"
 VENV_PYTHON = AGAINST / ".venv" / "bin" / "python"
@@ -306,10 +306,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     with tempfile.TemporaryDirectory(prefix="grpo-vs-trl-") as name:
         folder = Path(name)
-        if args.quick:
-            from argosy.modeling.tiny import save_tiny_model
-
-            args.model = str(save_tiny_model(folder / "model"))
+        args.model = model_of(args, folder)
         data = folder / "train.jsonl"
         write_rows(data, args.prompts * (args.steps + args.warmup), args.seed)
         sides: list[Measured] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import resource
 import sys
 import threading
@@ -15,6 +16,15 @@ DEFAULT_MODEL = "models/smollm2-135m-instruct"
 """Where `make demo` puts it (`argosy model import`)."""
 
 
+def model_of(args: argparse.Namespace, folder: Path) -> str:
+    """What `--model` names; with `--quick` alone a tiny random model, which is written into `folder`."""
+    if not args.quick or args.model != DEFAULT_MODEL:
+        return str(args.model)
+    from argosy.modeling.tiny import save_tiny_model
+
+    return str(save_tiny_model(folder / "model"))
+
+
 def current_bytes() -> int:
     """Resident memory of this process now."""
     import psutil
@@ -26,6 +36,19 @@ def peak_bytes() -> int:
     """Most resident memory that this process has had."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def forget_peak() -> None:
+    """Let the peak of this process (`peak_of`) begin anew. Linux only."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_of(pid: int) -> int:
+    """Most resident memory that a process has had (VmHWM), since its start or `forget_peak`. Linux only."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0  # a zombie has none
 
 
 def best_seconds(call: Callable[[], object], repeats: int) -> float:
@@ -62,7 +85,7 @@ class FamilyWatch:
                 continue
             for process in family:
                 try:
-                    name, peak = " ".join(process.cmdline()), _peak_of(process.pid)
+                    name, peak = " ".join(process.cmdline()), peak_of(process.pid)
                 except (psutil.Error, OSError):
                     continue  # it has just ended
                 if name and peak:
@@ -76,13 +99,6 @@ class FamilyWatch:
         for (_, name), peak in self.peaks.items():
             found[name] = max(peak, found.get(name, 0))
         return found
-
-
-def _peak_of(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0  # a zombie has none
 
 
 def make_batch(groups: Sequence[tuple[int, Sequence[int]]], vocabulary: int, seed: int = 0) -> Any:

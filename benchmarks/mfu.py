@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from measuring import DEFAULT_MODEL, make_batch, matmul_rate, progress, trainer_options
+from measuring import DEFAULT_MODEL, make_batch, matmul_rate, model_of, progress, trainer_options
 
 BACKWARD_TO_FORWARD = 2
 """The backward of a product is two products of its size."""
@@ -122,10 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     args = parse(argv)
     with tempfile.TemporaryDirectory(prefix="mfu-") as name:
-        if args.quick:
-            from argosy.modeling.tiny import save_tiny_model
-
-            args.model = str(save_tiny_model(Path(name) / "model"))
+        args.model = model_of(args, Path(name))
         rows = [measure(args, dtype) for dtype in args.dtypes]
     if args.json:
         print(json.dumps([asdict(row) | {"utilisation": row.utilisation} for row in rows]))

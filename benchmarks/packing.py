@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import DEFAULT_MODEL, make_batch, progress
+from measuring import DEFAULT_MODEL, make_batch, model_of, progress
 
 
 @dataclass(frozen=True)
@@ -184,10 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     args = parse(argv)
     with tempfile.TemporaryDirectory(prefix="packing-") as name:
-        if args.quick:
-            from argosy.modeling.tiny import save_tiny_model
-
-            args.model = str(save_tiny_model(Path(name) / "model"))
+        args.model = model_of(args, Path(name))
         model = load(args)
     groups = draw_groups(args)
     batch = make_batch(groups, model.vocab_size, args.seed)

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from measuring import model_of
 from rollout_engines import ENGINES, Measured, add_arguments
 
 ENGINES_PYTHON = Path(__file__).parent.parent / ".venvs" / "engines" / "bin" / "python"
@@ -102,10 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     args = parse(argv)
     with tempfile.TemporaryDirectory() as folder:
-        if args.quick:
-            from argosy.modeling.tiny import save_tiny_model
-
-            args.model = str(save_tiny_model(folder))
+        args.model = model_of(args, Path(folder))
         results = measure_all(args)
     if args.json:
         print(json.dumps(results))

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from measuring import DEFAULT_MODEL, make_batch, progress, trainer_options
+from measuring import DEFAULT_MODEL, make_batch, model_of, progress, trainer_options
 
 DEADLINE_S = 3600.0
 
@@ -171,10 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     args = parse(argv)
     with tempfile.TemporaryDirectory(prefix="boundary-") as name:
-        if args.quick:
-            from argosy.modeling.tiny import save_tiny_model
-
-            args.model = str(save_tiny_model(Path(name) / "model"))
+        args.model = model_of(args, Path(name))
         args.vocabulary = json.loads((Path(args.model) / "config.json").read_text())["vocab_size"]
         found = measure(args)
     if args.json:

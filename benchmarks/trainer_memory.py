@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from measuring import DEFAULT_MODEL, current_bytes, make_batch, peak_bytes, progress, trainer_options
+from measuring import DEFAULT_MODEL, current_bytes, make_batch, model_of, peak_bytes, progress, trainer_options
 
 FLOAT32_BYTES = 4
 
@@ -130,12 +130,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"], help="of compute")
     parser.add_argument("--no-checkpointing", action="store_true", help="keep all activations, on both sides")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="a tiny random model, 256 and 512 tokens")
+    parser.add_argument("--quick", action="store_true", help="a tiny random model, 256 and 512 tokens, plain up to 256")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--one", nargs=2, metavar=("SIDE", "TOKENS"), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.quick and not args.one:
-        args.tokens, args.plain_up_to, args.length, args.chunk_tokens = [256, 512], 512, 64, 64
+        args.tokens, args.plain_up_to, args.length, args.chunk_tokens = [256, 512], 256, 64, 64
     return args
 
 
@@ -178,10 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(asdict((measure_ours if side == "ours" else measure_plain)(args, tokens))))
         return 0
     with tempfile.TemporaryDirectory(prefix="trainer-memory-") as name:
-        if args.quick:
-            from argosy.modeling.tiny import save_tiny_model
-
-            args.model = str(save_tiny_model(Path(name) / "model"))
+        args.model = model_of(args, Path(name))
         rows = []
         for tokens in args.tokens:
             for side in ("ours", "plain") if tokens <= args.plain_up_to else ("ours",):

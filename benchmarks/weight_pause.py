@@ -5,7 +5,8 @@
 
 SmolLM2-135M, 269 MB in bfloat16, with samples in flight. Bytes come into a staging area while samples go on; then
 `finish_weight_update` swaps them in, which is what is measured: its whole time, and the longest time that any sample in
-flight had no token around it, less the longest one without an update (the samples' cache is computed anew, too).
+flight had no token around it, less the longest one without an update (the samples' cache is computed anew, too). Of
+vLLM's swap the parts are told: laying the tensors out (samples go on), then, while nothing is sampled, its own calls.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -54,6 +56,38 @@ class Watcher:
         while self._count < wanted:
             self._turn.clear()
             await self._turn.wait()
+
+
+VLLM_CALLS = (
+    "pause_generation",
+    "start_weight_update",
+    "update_weights",
+    "finish_weight_update",
+    "reset_prefix_cache",
+    "resume_generation",
+)
+
+
+class Split:
+    """Seconds of each call of some coroutine methods."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {}
+
+    def watch(self, target: Any, names: Sequence[str]) -> None:
+        """Time these methods of an object from now on."""
+        for name in names:
+            setattr(target, name, self._timed(name, getattr(target, name)))
+
+    def _timed(self, name: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def timed(*args: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return await call(*args, **options)
+            finally:
+                self.seconds.setdefault(name, []).append(time.perf_counter() - began)
+
+        return timed
 
 
 async def measure(engine: Engine, samples: int, repeat: int) -> dict[str, list[float]]:
@@ -111,10 +145,16 @@ async def run(arguments: argparse.Namespace) -> None:
     })  # fmt: skip
     engine = load_engine(arguments.engine)(config, plain_text, start_stale=False)
     await engine.start()
+    split = Split()
+    if arguments.engine == "vllm":
+        inside = cast(Any, engine)
+        split.watch(inside._weights, ["lay_out"])
+        split.watch(inside._llm, VLLM_CALLS)
     try:
         found = await measure(engine, arguments.samples, arguments.repeat)
     finally:
         await engine.close()
+    found |= {f"  of it {name}": seconds[-arguments.repeat :] for name, seconds in split.seconds.items()}
     for name, values in found.items():
         told = " ".join(f"{1000 * value:.0f}" for value in values)
         print(f"{arguments.engine}: {name}: best {1000 * min(values):.0f} ms of {told}", flush=True)

@@ -4,9 +4,12 @@
     python benchmarks/weightsync.py --size-mb 270 --receivers 1 2     # less
 
 Sender and receivers are processes of their own, as in a fleet, with their services' threads; all receivers of a row
-receive at the same time. A time is of the slowest receiver, from the offer to the last checksum of the manifest, into
-memory that is kept from sync to sync; the best of --repeat, after one try that isn't counted. memcpy is each receiver
-copying as many bytes by itself at the same time; raw gloo is a bare loop of broadcasts over the same groups, unchecked.
+receive at the same time. A time is of the slowest receiver, from the offer to the last checksum of the manifest.
+
+"first" is a run's first sync: memory that was never touched, nothing mapped, no process of the collective started yet.
+"later" is any other one, into memory that is kept: the best of --repeat. memcpy is each receiver copying as many bytes
+by itself at the same time, in one thread; raw gloo a bare loop of broadcasts over one group for each pair, unchecked.
+All of a row are measured in turn, round after round, since what the host leaves to a machine changes by the minute.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from argosy.types.records import Mutation
 from argosy.weightsync import Snapshot, Staging
 from argosy.weightsync.collective.groups import buckets, join_store, make_group, serve_store
 from argosy.weightsync.transfers import Transfers
-from argosy.weightsync.transports import SendOptions, load_transport
+from argosy.weightsync.transports import SendOptions, load_transport, release
 
 HIDDEN = 576
 """Of SmolLM2-135M: most tensors are [576, 576] or [1536, 576]."""
@@ -75,7 +78,9 @@ def serve(size_mb: float, folder: str, backend: str, pipe: Connection) -> None:
         while (command := await asyncio.to_thread(pipe.recv)) is not None:
             name, count, number = command
             ctx = Mutation("benchmark", 1, str(number), DEADLINE_S)
-            if name == "raw gloo":
+            if name == "forget":
+                await asyncio.to_thread(release)
+            elif name == "raw gloo":
                 store = serve_store("127.0.0.1", DEADLINE_S)
                 pipe.send(store.port)
                 await asyncio.to_thread(raw_send, store, count, snapshot.buffer.memory)
@@ -136,6 +141,9 @@ def take(address: str, index: int, backend: str, pipe: Connection) -> None:
             begun = time.perf_counter()
             if command == "memcpy":
                 np.copyto(*plain)
+            elif command == "forget":
+                staging = Staging(manifest)
+                await asyncio.to_thread(release)
             elif isinstance(command, int):
                 store = join_store(f"127.0.0.1:{command}", DEADLINE_S)
                 pipe.send(await asyncio.to_thread(raw_move, store, index, 1, plain[0]))
@@ -158,10 +166,17 @@ class Fleet:
         self._receivers = receivers
         self._number = 0
 
-    def time(self, name: str, count: int, repeat: int) -> float:
-        """Seconds of the slowest of `count` receivers at the same time, best of `repeat`."""
-        self._once(name, count)  # meets fresh memory
-        return min(self._once(name, count) for _ in range(repeat))
+    def time(self, names: Sequence[str], count: int, repeat: int) -> dict[str, tuple[float, float]]:
+        """Seconds of the slowest of `count` receivers at the same time by each way: (the first, the best later one)."""
+        first: dict[str, float] = {}
+        for name in names:
+            if name in TRANSPORTS:
+                self._once("forget", count)
+            first[name] = self._once(name, count)
+        for name in names:
+            self._once(name, count)  # each meets the memory that the last "forget" has left untouched
+        later = [{name: self._once(name, count) for name in names} for _ in range(repeat)]
+        return {name: (first[name], min(times[name] for times in later)) for name in names}
 
     def _once(self, name: str, count: int) -> float:
         receivers = self._receivers[:count]
@@ -169,12 +184,12 @@ class Fleet:
         commands: list[Any] = ["memcpy"] * count
         if name != "memcpy":
             self._sender.send((name, count, self._number))
-            answer = self._sender.recv()
-            commands = [answer] * count if name == "raw gloo" else list(answer)
+            answer = self._sender.recv() if name != "forget" else name
+            commands = list(answer) if name in TRANSPORTS else [answer] * count
         for receiver, command in zip(receivers, commands, strict=True):
             receiver.send(command)
         slowest = max(receiver.recv() for receiver in receivers)
-        if name not in ("memcpy", "raw gloo"):
+        if name in TRANSPORTS:
             self._sender.send("close")
         if name != "memcpy":
             self._sender.recv()
@@ -213,16 +228,17 @@ def measure(
     with fleet(size_mb, max(counts), backend) as (made, size_gb, freeze_s):
         print(f"{size_gb * 1000:.0f} MB; freeze (copy, compare, checksums) {size_gb / freeze_s:.2f} GB/s", flush=True)
         for count in counts:
-            seconds = {name: made.time(name, count, repeat) for name in ("memcpy", "raw gloo")}
-            for name in ("memcpy", "raw gloo", *names):
-                took = seconds.get(name) or made.time(name, count, repeat)
-                row = {"mb": size_mb, "receivers": count, "transport": name, "gb_per_s": size_gb / took}
+            times = made.time(("memcpy", "raw gloo", *names), count, repeat)
+            for name, (first, later) in times.items():
+                row = {"mb": size_mb, "receivers": count, "transport": name, "gb_per_s": size_gb / later}
+                row["first_s"] = first
                 beside = BESIDE.get(name)
                 if beside:
-                    row |= {"ratio": seconds[beside] / took, "of": beside}
+                    row |= {"ratio": times[beside][1] / later, "of": beside}
                 rows.append(row)
                 ratio = f"  {row['ratio']:5.2f} × {beside}" if beside else ""
-                print(f"  {count} × {name:14} {took:7.3f} s  {row['gb_per_s']:6.2f} GB/s each{ratio}", flush=True)
+                told = f"{later:7.3f} s  {row['gb_per_s']:6.2f} GB/s each{ratio}"
+                print(f"  {count} × {name:14} first {first:7.3f} s; later {told}", flush=True)
     return rows
 
 
@@ -243,7 +259,7 @@ def main() -> None:
     parser.add_argument("--size-mb", type=float, nargs="+", default=[270.0, 1000.0], help="sizes to measure")
     parser.add_argument("--receivers", type=int, nargs="+", default=[1, 2, 3, 4], help="how many at a time")
     parser.add_argument("--transports", nargs="+", default=list(TRANSPORTS), choices=TRANSPORTS)
-    parser.add_argument("--repeat", type=int, default=3, help="tries; the best counts")
+    parser.add_argument("--repeat", type=int, default=5, help="later syncs; the best counts")
     arguments = parser.parse_args()
     for size_mb in arguments.size_mb:
         measure(size_mb, arguments.receivers, arguments.repeat, arguments.transports)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
+from array import array
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, TypeVar
@@ -30,7 +31,9 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         self.now = 0.0
         self.working = 0
         """Calls in threads that are under way."""
-        self.pauses: list[float] = []
+        self.pauses = array("f")
+        self.waits = False
+        """Whether nothing of the loop's own runs right now."""
         super().__init__(_Selector(self))
         self._clock_resolution = _RESOLUTION_S
 
@@ -61,9 +64,11 @@ class _Selector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         self._loop.pauses.append(time.perf_counter() - self._turn_began)
+        self._loop.waits = True
         try:
             return self._select(timeout)
         finally:
+            self._loop.waits = False
             self._turn_began = time.perf_counter()
 
     def _select(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:

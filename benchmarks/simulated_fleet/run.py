@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import current_bytes
+from measuring import current_bytes, forget_peak, peak_of
 
 from argosy.config import Config
 from argosy.controller.context import RunContext, Services
@@ -60,13 +62,20 @@ class FleetResult:
     controller_load: float
     """Processor seconds of the controller in a virtual second."""
     pause_p99_ms: float
-    pause_max_ms: float
     """Real time for which the event loop ran one batch of callbacks; the simulated roles' included."""
+    pause_max_ms: float
+    """The controller's part of the longest such time."""
+    collector_max_ms: float
+    """The longest full collection of garbage; part of such a time."""
     memory_mb: float
-    """By which the process grew in the run."""
+    """By which the process grew in the run, at its peak; the simulated roles included."""
     real_s: float
+    real_samples_per_s: float
+    """Samples of all steps in a real second, the simulated roles' work included."""
     top: tuple[tuple[str, float], ...]
     """Where the controller's processor time went."""
+    longest: tuple[tuple[str, float], ...]
+    """The same of the longest pause."""
 
 
 class _Watch:
@@ -143,6 +152,8 @@ async def _run(loop: VirtualClockLoop, work: Workload, servers: int, prepared: P
     services = Services(rollouts=fleet, reward=reward, policy=policy, reference=None)
     watch = _Watch(loop)
     membership = MemoryMembership()
+    gc.collect()
+    forget_peak()
     memory_before, real_before = current_bytes(), time.perf_counter()
     leadership = await membership.elect(prepared.run_id, candidate="controller-0")
     with ExitStack() as stack:
@@ -150,8 +161,8 @@ async def _run(loop: VirtualClockLoop, work: Workload, servers: int, prepared: P
         stack.callback(ledger.close)
         ctx = RunContext(prepared.config, prepared.run_id, leadership.term, services, ledger, membership)
         controller = Controller(ctx, prepared.sampler, [], prepared.store, prepared.total_steps, watch, RunControl())
-        profile = stack.enter_context(StackSamples())
-        loop.pauses.clear()
+        del loop.pauses[:]
+        profile = stack.enter_context(StackSamples(loop))
         await controller.run()
     await leadership.resign()
     await membership.close()
@@ -178,7 +189,7 @@ def _result(
     steps = last - first
     step_s = (watch.ends[last - 1] - watch.ends[first - 1]) / steps
     cpu_s = (watch.cpu[last - 1] - watch.cpu[first - 1]) / steps * profile.controller_share
-    pauses = np.array(loop.pauses)
+    pauses, real_s = np.array(loop.pauses), time.perf_counter() - real_before
     told = watch.metrics[first:last]
 
     def mean(name: str) -> float:
@@ -199,10 +210,13 @@ def _result(
         controller_samples_per_s=count / cpu_s,
         controller_load=cpu_s / step_s,
         pause_p99_ms=float(np.quantile(pauses, 0.99)) * 1e3,
-        pause_max_ms=float(pauses.max()) * 1e3,
-        memory_mb=(current_bytes() - memory_before) / 1e6,
-        real_s=time.perf_counter() - real_before,
+        pause_max_ms=profile.longest_s * 1e3,
+        collector_max_ms=max(profile.collector_s, default=0.0) * 1e3,
+        memory_mb=(peak_of(os.getpid()) - memory_before) / 1e6,
+        real_s=real_s,
+        real_samples_per_s=count * len(watch.ends) / real_s,
         top=tuple(profile.top(30)),
+        longest=tuple(profile.top_of_longest(30)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from argosy.config import Config
 from argosy.controller.rewards.connect import check_external, open_router
 from argosy.controller.rewards.trial import try_prompts
+from argosy.reward.build import build_core
 from argosy.reward.core import RewardOptions, RewardScorers
 from argosy.reward.pool import PoolOptions
 from argosy.reward.service import add_to_server
@@ -21,6 +23,7 @@ from argosy.rpc.server import RpcServer
 from argosy.types.errors import ConfigError
 from argosy.types.ids import GroupId
 from argosy.types.records import Failed, Outcome, Prompt, RewardCapabilities, Scored, ScoreRequest, ScoreResult
+from support.model_server import Fault, model_server
 
 NO_NAMESPACES = "programs can't be isolated here: user.max_user_namespaces is 0"
 ADD = {"inputs": ["1 2"], "outputs": ["3"]}
@@ -108,3 +111,76 @@ async def test_no_more_than_a_few_of_each_kind_are_tried() -> None:
     judge = Judge(Scored(0.0))
     await tried(judge, *(prompt(place, "apps", ADD) for place in range(50)))
     assert len(judge.seen) == 4
+
+
+async def tried_here(values: dict[str, Any], *prompts: Prompt) -> None:
+    """The one reward service that a configuration asks for, in this process."""
+    config = Config().with_values({"argosy.reward.worker_count": 1, **values})
+    core = build_core(config)
+    try:
+        async with open_router(config, RpcOptions(), RetryPolicy(max_attempts=2), cores={"default": core}) as router:
+            await try_prompts(router, prompts, max_error_rate=config.argosy.reward.max_error_rate)
+    finally:
+        await core.close()
+
+
+def function(folder: Path, body: str) -> dict[str, Any]:
+    """A function of one's own, which notes each answer that it is given."""
+    head = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+    note = f"    open({str(folder / 'asked')!r}, 'a').write(repr((data_source, solution_str)) + chr(10))\n"
+    (folder / "reward.py").write_text(f"{head}{note}    {body}\n")
+    return {"custom_reward_function.path": str(folder / "reward.py")}
+
+
+async def test_g11_a_function_that_fails_whatever_it_gets_ends_the_run_at_its_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        await tried_here(function(tmp_path, "return missing"), *(prompt(place, "mine") for place in range(9)))
+    assert "'default' can't judge samples of data source 'mine': each of 8 made-up answers failed" in str(caught.value)
+    assert "name 'missing' is not defined" in str(caught.value)
+
+
+@pytest.mark.parametrize("body", [
+    "return 0.0", "return None",
+    "return float(solution_str.split('<answer>')[1].split('</answer>')[0] == ground_truth)",
+    "return 1 / (data_source == 'mine' and extra_info['row'] == 3)",
+])  # fmt: skip
+async def test_a_function_that_judges_one_made_up_answer_is_let_be(tmp_path: Path, body: str) -> None:
+    """It may insist on a form of the answer, or fail for a row."""
+    await tried_here(function(tmp_path, body), *(prompt(place, "mine", row=place) for place in range(4)))
+
+
+async def test_a_function_is_asked_once_for_each_kind(tmp_path: Path) -> None:
+    await tried_here(function(tmp_path, "return 0.5"), *(prompt(place, f"s{place % 2}") for place in range(8)))
+    assert sorted(line.split("'")[1] for line in (tmp_path / "asked").read_text().splitlines()) == ["s0", "s1"]
+
+
+async def test_a_run_that_bears_all_failures_is_only_warned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    await tried_here(function(tmp_path, "1 / 0") | {"argosy.reward.max_error_rate": 1.0}, prompt(0, "mine"))
+    assert "ZeroDivisionError" in caplog.text
+    assert "it may do without" in caplog.text
+
+
+KINDS = {
+    "judge": {"argosy.reward.judge.endpoint.url": "URL/v1", "argosy.reward.judge.endpoint.model": "big"},
+    "http": {"argosy.reward.server.url": "URL"},
+}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+async def test_g11_a_key_that_a_server_refuses_is_said_at_the_start(kind: str) -> None:
+    with model_server() as server:
+        server.faults = [Fault(401, {}, b"no such key")] * 100
+        values = {key: value.replace("URL", server.url) for key, value in KINDS[kind].items()}
+        with pytest.raises(ConfigError, match="no such key"):
+            await tried_here({"argosy.reward.kind": kind, **values}, prompt(0, "a"), prompt(1, "b"))
+
+
+async def test_a_judge_is_asked_once_in_all_and_may_come_up_later(caplog: pytest.LogCaptureFixture) -> None:
+    with model_server() as server:
+        values: dict[str, Any] = {key: value.replace("URL", server.url) for key, value in KINDS["judge"].items()}
+        values |= {"argosy.reward.kind": "judge", "argosy.reward.judge.endpoint.attempts": 1}
+        await tried_here(values, *(prompt(place, f"s{place}") for place in range(5)))
+        assert len(server.requests) == 1
+        server.faults = [Fault(503, {}, b"loading")] * 100
+        await tried_here(values, prompt(0, "s"))
+    assert "did not judge a made-up answer at the start, unavailable" in caplog.text

@@ -99,14 +99,18 @@ def test_unknown_data_source(attempt: Callable[..., tuple[int, str]], tmp_path: 
     ("body", "expected"),
     [("raise ZeroDivisionError('boom')", "boom"), ("return 'excellent'", "excellent"), ("return float('nan')", "nan")],
 )
+@pytest.mark.parametrize("always", [True, False])
 def test_reward_function_that_fails_stops_the_run(
-    attempt: Callable[..., tuple[int, str]], tmp_path: Path, body: str, expected: str
+    attempt: Callable[..., tuple[int, str]], tmp_path: Path, body: str, expected: str, always: bool
 ) -> None:
+    """At its start; one that fails for what the policy says, after the first step."""
     path = tmp_path / "reward.py"
+    if not always:
+        body = f"if 'boxed' in solution_str: return 0.0\n    {body}"
     path.write_text(f"def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    {body}\n")
     code, err = attempt(f"custom_reward_function.path={path}")
-    assert code == 1
-    assert "could not be judged" in err
+    assert code == (2 if always else 1)
+    assert ("made-up answers failed" if always else "could not be judged") in err
     assert "Traceback" not in err
     assert expected in err.lower()
 

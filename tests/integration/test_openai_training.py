@@ -31,7 +31,7 @@ async def address_of(folder: Path, timeout_s: float = 120) -> str:
 async def agent(address: str, http: httpx.AsyncClient, base: AsyncOpenAI, done: list[float]) -> None:
     """Answers rows in two turns until the run wants no more."""
     while True:
-        taken = await http.get(f"{address}/v1/tasks/next?wait_s=5")
+        taken = await http.post(f"{address}/v1/tasks/next?wait_s=5")
         if taken.status_code == 204:
             continue
         if taken.status_code == 410:

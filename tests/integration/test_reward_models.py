@@ -81,7 +81,7 @@ def test_verls_keys_start_a_reward_model(toy_job: ToyJob, tmp_path: Path) -> Non
 
 
 def test_a_judge_that_is_down_ends_the_run_with_its_cause(toy_job: ToyJob) -> None:
-    """Case G11: never a step of rewards 0."""
+    """Case G11: never a step of rewards 0, and not even the start of one where the judge refuses our key."""
     with model_server() as server:
         server.faults = [Fault(401, {}, b"no such key")] * 10_000
         code, out, err = toy_job.run(
@@ -90,7 +90,7 @@ def test_a_judge_that_is_down_ends_the_run_with_its_cause(toy_job: ToyJob) -> No
             "trainer.total_training_steps=1", "trainer.val_before_train=false", "argosy.export_hf=false",
         )  # fmt: skip
     assert code != 0
-    assert "could not be judged" in out + err
+    assert "'default' can't judge samples of data source 'toy'" in out + err
     assert "no such key" in out + err
     report = toy_job.folder / "down" / "metrics.jsonl"
     assert not report.exists() or not [

@@ -187,7 +187,8 @@ class Life:
         judged = {prompt.data_source for prompt in prepared.held_out} if sessions else prepared.data_sources
         router.check_sources(judged)
         sampled = [] if sessions else prepared.sampler.of_each_kind()
-        await try_prompts(router, [*sampled, *prepared.held_out])
+        tolerated = prepared.config.argosy.reward.max_error_rate
+        await try_prompts(router, [*sampled, *prepared.held_out], max_error_rate=tolerated)
 
 
 async def _load(ctx: RunContext, checkpoint: Checkpoint, name: str, trainer: Training) -> None:

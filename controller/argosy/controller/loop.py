@@ -10,6 +10,7 @@ in beside the trainer, through a gate that bounds how old they can be when they 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -132,9 +133,11 @@ class Controller:
 
     async def run(self) -> None:
         """From wherever `state` is to the last step. Raises the first cause if anything fails."""
+        gc.freeze()  # what is there by now stays: each full collection would walk over all of it, and the loop stands
         try:
             await self._run()
         finally:
+            gc.unfreeze()
             self._parity.cancel()
             await self._newcomers.close()
             await self._rollout.turns.close()

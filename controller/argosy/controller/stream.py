@@ -188,10 +188,10 @@ class GroupStream:
         waited, started = clock(), time.perf_counter()
         self._on_stage(step, "gen")
         with span("step.produce", step=step):
-            trace = traceparent()
+            trace, looked_at = traceparent(), 0
             while True:
-                self._drop_old(step)
-                places = choose(step, self._batch_size, *self._deadlines(), self._spare)
+                looked_at = self._drop_old(step, looked_at)
+                places = self._choose(step)
                 if places is not None:
                     break
                 end = self._end_of_stream(step)
@@ -202,6 +202,12 @@ class GroupStream:
         chosen = sorted((self._finished[place] for place in places), key=lambda group: group.prompt.group)
         return self._take(step, chosen, trace, started, clock() - waited)
 
+    def _choose(self, step: int) -> list[int] | None:
+        """Places of the groups that a step takes; None while it must wait. Asked at each group that is done."""
+        if len(self._finished) < self._batch_size:
+            return None
+        return choose(step, self._batch_size, *self._deadlines(), self._spare)
+
     def _deadlines(self) -> tuple[list[int], list[int]]:
         """Of finished groups, and of those under way."""
         finished = [deadline_of(group.oldest_step, self._max_staleness) for group in self._finished]
@@ -210,13 +216,16 @@ class GroupStream:
     def _in_flight(self) -> list[Ticket]:
         return list(self._gate.in_flight.values())
 
-    def _drop_old(self, step: int) -> None:
-        """The strict check: whatever the gate did, nothing too old is trained."""
-        for group in [g for g in self._finished if deadline_of(g.oldest_step, self._max_staleness) < step]:
+    def _drop_old(self, step: int, looked_at: int) -> int:
+        """The strict check: whatever the gate did, nothing too old is trained. Of the finished groups the first
+        `looked_at` were looked at before; returns how many that are now."""
+        new = self._finished[looked_at:]
+        for group in [g for g in new if deadline_of(g.oldest_step, self._max_staleness) < step]:
             self._finished.remove(group)
             self._counts.stale += 1
             self._ctx.count("stream/dropped_stale_groups")
             self._drop(group, TOO_OLD)
+        return len(self._finished)
 
     def _end_of_stream(self, step: int) -> NoMoreSteps | None:
         """Why there will be no such step; None while there may be."""

@@ -88,6 +88,7 @@ class PromptGroups:
                 self._ctx.ledger.drawn([(request.sample_id, prompt.index) for request in group.requests])
                 self._open[ticket.number] = group
                 self._start(tasks, admission, group)
+                await asyncio.sleep(0)  # new weights let thousands in at once: let others run between them
 
     def _start(self, tasks: asyncio.TaskGroup, admission: Admission, group: _Open) -> None:
         group.tasks.append(tasks.create_task(self._group(admission, group), name=f"group {group.prompt.group}"))

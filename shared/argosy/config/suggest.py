@@ -39,11 +39,28 @@ _OTHER_NAMES = {
 }
 """What other trainers call it."""
 
+_COUNTS = ("count", "servers", "num_servers", "server_count", "replicas", "num_replicas", "instances", "workers")
+_COUNTED = {
+    "rollout": "Rollout servers are counted by pool: 'argosy.pools={NAME: {count: 2}}' (docs/placement.md).",
+    "reward": "Reward servers are counted by service: 'argosy.reward.services={NAME: {count: 2}}' "
+    "(docs/rewards-services.md); argosy.reward.worker_count is the processes of one.",
+    "trainer": "The trainer's processes are its ranks: trainer.n_gpus_per_node.",
+}
+"""Where one says how many servers of a role there are, which nobody's likeness to another key could tell."""
+
 _SHOWN = 3
 
 
 def suggest(path: str) -> str:
-    """One sentence: the keys that come nearest, or where the list of keys is."""
+    """One sentence: the keys that come nearest, or where the list of keys is.
+
+    >>> suggest("argosy.services.rollout.count")
+    "Rollout servers are counted by pool: 'argosy.pools={NAME: {count: 2}}' (docs/placement.md)."
+    """
+    section, _, name = path.lower().rpartition(".")
+    role = section.removeprefix("argosy.").removeprefix("services.")
+    if name in _COUNTS and role in _COUNTED:
+        return _COUNTED[role]
     found = nearest(path)
     if not found:
         return "`argosy config docs` lists every key."

@@ -6,11 +6,10 @@ import bisect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from argosy.types.errors import CorruptDataError, StateError
 from argosy.types.records import WeightChunk, WeightsManifest
 from argosy.weightsync.buffers import FlatBuffer, Part, Place
+from argosy.weightsync.copying import copy_piece
 from argosy.weightsync.crc import combine, crc32, to_hex
 from argosy.weightsync.delta import apply
 from argosy.weightsync.tensors import ByteArray, tensor_over
@@ -28,6 +27,7 @@ class _Received:
         self.starts: list[int] = []
         self.parts: dict[int, Part] = {}
         self.byte_count = 0
+        self._checksum: int | None = None
 
     def overlaps(self, start: int, stop: int) -> bool:
         index = bisect.bisect_right(self.starts, start)
@@ -39,6 +39,14 @@ class _Received:
         bisect.insort(self.starts, part.offset)
         self.parts[part.offset] = part
         self.byte_count += part.size
+        self._checksum = None
+
+    @property
+    def checksum(self) -> int:
+        """crc32 of all that has come, put together once: the next update's staging asks again."""
+        if self._checksum is None:
+            self._checksum = combine((part.checksum, part.size) for part in self.in_order())
+        return self._checksum
 
     def in_order(self) -> list[Part]:
         return [self.parts[start] for start in self.starts]
@@ -90,16 +98,14 @@ class Staging:
         received = self._received[chunk.name]
         if received.overlaps(chunk.offset, stop):
             raise CorruptDataError(f"{where} came twice", tensor=chunk.name)
-        checksum = crc32(chunk.data)
-        if checksum != chunk.checksum:
+        piece = self._buffer.views[chunk.name][chunk.offset : stop]
+        checksum = crc32(chunk.data) if chunk.delta_size_bytes else copy_piece(chunk.data, piece)
+        if checksum != chunk.checksum:  # what was copied doesn't count as received, and so is never used
             raise CorruptDataError(
                 f"{where} have crc32 {checksum:08x}, {chunk.checksum:08x} was announced", tensor=chunk.name
             )
-        piece = self._buffer.views[chunk.name][chunk.offset : stop]
         if chunk.delta_size_bytes:
             checksum = self._apply(chunk, piece)
-        else:
-            piece[:] = np.frombuffer(chunk.data, np.uint8)
         received.add(Part(chunk.offset, chunk.size_bytes, checksum))
         self.transferred_byte_count += len(chunk.data)
 
@@ -173,7 +179,7 @@ class Staging:
         spec, received = self._specs[name], self._received[name]
         if received.byte_count != spec.size_bytes:
             return f"{name}: {received.byte_count} of {spec.size_bytes} bytes"
-        checksum = to_hex(combine((part.checksum, part.size) for part in received.in_order()))
+        checksum = to_hex(received.checksum)
         return f"{name}: crc32 {checksum}, the manifest says {spec.checksum}" if checksum != spec.checksum else ""
 
     @property

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from argosy.modeling.tiny import save_tiny_model
+
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 SCRIPTS = sorted(path.name for path in BENCHMARKS.glob("*.py") if path.name != "measuring.py")
 TIMEOUT_S = 240
@@ -30,19 +32,20 @@ def quick(script: str, *arguments: str) -> Any:
     return json.loads(run(script, "--quick", "--json", "--threads", "1", *arguments).splitlines()[-1])
 
 
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """For the scripts that measure in processes of their own: they need not load torch to write one."""
+    return str(save_tiny_model(tmp_path_factory.mktemp("benchmarks") / "tiny"))
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_says_what_it_is_without_loading_anything_heavy(script: str) -> None:
     assert "usage:" in run(script, "--help")
 
 
-def test_trainer_memory() -> None:
-    rows = quick("trainer_memory.py")
-    assert [(row["side"], row["tokens"]) for row in rows] == [
-        ("ours", 256),
-        ("plain", 256),
-        ("ours", 512),
-        ("plain", 512),
-    ]
+def test_trainer_memory(tiny: str) -> None:
+    rows = quick("trainer_memory.py", "--model", tiny)
+    assert [(row["side"], row["tokens"]) for row in rows] == [("ours", 256), ("plain", 256), ("ours", 512)]
     assert all(row["peak"] >= row["before"] > 0 for row in rows)
 
 
@@ -61,14 +64,14 @@ def test_mfu() -> None:
     assert rows[0]["packed_tokens"] == 2 * 8 + 4 * 7
 
 
-def test_service_boundary() -> None:
-    found = quick("service_boundary.py")
+def test_service_boundary(tiny: str) -> None:
+    found = quick("service_boundary.py", "--model", tiny)
     assert 0 < found["core_within_grpc_s"] < found["grpc_s"]
 
 
-def test_grpo_step_of_argosy() -> None:
+def test_grpo_step_of_argosy(tiny: str) -> None:
     """TRL's side needs its own venv; the lead's benchmark runs cover it."""
-    found = quick("grpo_vs_trl.py", "--only", "argosy", "--fixed-length")
+    found = quick("grpo_vs_trl.py", "--only", "argosy", "--fixed-length", "--model", tiny)
     (side,) = found["sides"]
     assert side["answer_tokens"] == 8
     assert side["generation_s"] + side["update_s"] < side["step_s"]
@@ -76,10 +79,11 @@ def test_grpo_step_of_argosy() -> None:
     assert found["ratios"] == {}
 
 
-def test_one_step_off() -> None:
-    found = json.loads(run("one_step_off.py", "--quick", "--json").splitlines()[-1])
-    assert [way["name"] for way in found["ways"]] == ["synchronous", "one step off"]
+def test_one_step_off(tiny: str) -> None:
+    found = json.loads(run("one_step_off.py", "--quick", "--json", "--model", tiny).splitlines()[-1])
+    assert [way["name"] for way in found["ways"]] == ["synchronous", "one step off", "… bypass"]
     assert all(way["step_s"] > 0 and way["answer_tokens"] == 8 for way in found["ways"])
+    assert [way["old_log_prob_s"] > 0 for way in found["ways"]] == [False, True, False]
 
 
 def test_weight_delta() -> None:
@@ -89,8 +93,8 @@ def test_weight_delta() -> None:
     assert all(row["apply_mb_s"] > 0 for row in rows)
 
 
-def test_rollout() -> None:
-    rows = quick("rollout.py", "--engines", "hf", "generate", "--dtypes", "float32")
+def test_rollout(tiny: str) -> None:
+    rows = quick("rollout.py", "--engines", "hf", "generate", "--dtypes", "float32", "--model", tiny)
     assert [row["name"] for row in rows] == ["argosy hf", "model.generate, 4 padded"]
     assert rows[0]["tokens"] == rows[1]["tokens"] > 0
     assert all(row["tokens_per_s"] > 0 and row["cpu_seconds"] > 0 for row in rows)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -143,6 +144,7 @@ async def test_beside_training_no_server_gets_samples_before_it_has_answered_the
 ) -> None:
     """The next step waits for the check: it must not stand behind samples that take as long as a step."""
     generate, finish = services._Rollout.generate, services._Rollout.finish_weight_update
+    status = services._Rollout.status
     turns: list[str] = []
 
     async def noted(
@@ -156,7 +158,12 @@ async def test_beside_training_no_server_gets_samples_before_it_has_answered_the
         turns.append("swap")
         return await finish(self, *args)
 
+    async def slow(self: services._Rollout) -> RolloutStatus:
+        await asyncio.sleep(0.02)  # the check asks first what the server is: samples would be there before it
+        return await status(self)
+
     monkeypatch.setattr(services._Rollout, "generate", noted)
+    monkeypatch.setattr(services._Rollout, "status", slow)
     monkeypatch.setattr(services._Rollout, "finish_weight_update", swapped)
     job = small_job.with_values({"argosy.max_staleness": 1, "argosy.parity.enabled": True})
     await run_recorded(job, monkeypatch)

@@ -7,13 +7,17 @@ import contextlib
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from argosy.types.errors import UnavailableError
-from argosy.weightsync.collective import joining
+from argosy.weightsync.collective import groups, joining
 from argosy.weightsync.collective.groups import own_address
 from argosy.weightsync.collective.joining import Joined, decide
 from argosy.weightsync.collective.process import Worker
@@ -87,6 +91,44 @@ def test_a_sender_that_listens_everywhere_takes_part_under_an_address_that_leads
 def test_a_sender_on_one_address_keeps_it() -> None:
     assert joining.reachable("[fd00::7]", [end("")]) == "fd00::7"
     assert joining.reachable("10.0.0.7", [end("")]) == "10.0.0.7"
+
+
+class Lane:
+    """A group that counts what it moves."""
+
+    def __init__(self, group: Any, moved: Counter[int], number: int) -> None:
+        self._group, self._moved, self._number = group, moved, number
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Any:
+        self._moved[self._number] += tensors[0].numel()
+        return self._group.broadcast(tensors, options)
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> Any:
+        return self._group.allreduce(tensors)
+
+
+@pytest.mark.parametrize(("bucket", "step"), [(1 << 20, 1000), (300, 300)])
+def test_pieces_go_by_all_lanes_and_are_told_in_order(monkeypatch: pytest.MonkeyPatch, bucket: int, step: int) -> None:
+    monkeypatch.setattr(groups, "PIECE_BYTES", 1000)
+    size, told, moved = 10_500, list[int](), Counter[int]()
+    sent = (torch.arange(size) % 251).to(torch.uint8)
+    taken = torch.zeros_like(sent)
+    master = groups.serve_store("127.0.0.1", 60)
+
+    def take_part(rank: int) -> None:
+        store = groups.join_store(f"127.0.0.1:{master.port}", 60)
+        made = groups.make_lanes("gloo", store, "g", rank, 2, "127.0.0.1", 60)
+        if rank == 0:
+            groups.send([Lane(one, moved, k) for k, one in enumerate(made)], sent, bucket, 60, "cpu")
+        else:
+            groups.receive(made, taken, bucket, 60, "cpu", told.append)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(take_part, range(2)))
+    assert torch.equal(taken, sent)
+    assert told == [*range(step, size, step), size]
+    assert moved.keys() == set(range(groups.LANES))
+    assert max(moved.values()) - min(moved.values()) <= step
 
 
 @pytest.fixture

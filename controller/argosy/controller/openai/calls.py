@@ -20,6 +20,7 @@ from argosy.controller.openai.prompts import Prompts
 from argosy.controller.openai.sampling import Sampling
 from argosy.controller.openai.sessions import Branch, Session
 from argosy.controller.openai.streaming import cut_at_stop
+from argosy.controller.plain import cleaned
 from argosy.text import TextTokenizer
 from argosy.types.ids import SampleId
 from argosy.types.records import Completion, FinishReason, GenerateRequest, SamplingParams, TokenRun
@@ -57,6 +58,10 @@ class Caller:
         self._parser = parser
         self._numbers = itertools.count()
         self.model_name = self._options.model_name or config.actor_rollout_ref.model.path.rstrip("/").rpartition("/")[2]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text that can be sent: a tokenizer of a model's own code may give half a character, which no UTF-8 holds."""
+        return str(cleaned(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)))
 
     def check(self, call: ChatCall, *, in_session: bool) -> None:
         """Refuse what can be refused before anything is begun. Raises ApiError."""
@@ -171,7 +176,7 @@ class Caller:
         working, ending = asyncio.ensure_future(work), asyncio.ensure_future(session.over.wait())
         try:
             await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
+            if session.over.is_set():  # in the same moment, perhaps: what has ended keeps nothing more
                 raise over(session)
             return working.result()
         finally:
@@ -189,7 +194,7 @@ class Caller:
         )
 
     def _answer(self, call: ChatCall, index: int, start: int, completion: Completion) -> Answer:
-        ids, decode = completion.token_ids[start:], self.tokenizer.decode
+        ids, decode = completion.token_ids[start:], self.decode
         stopped = completion.finish_reason is FinishReason.STOP
         stops = self.stops(call)
         text = decode(ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Any
 
 from starlette.requests import Request
@@ -17,7 +17,7 @@ from argosy.controller.openai.answers import DONE, Reply, log_probs_of, sse
 from argosy.controller.openai.calls import Caller
 from argosy.controller.openai.desk import SessionDesk
 from argosy.controller.openai.errors import ApiError, bad_request, from_argosy
-from argosy.controller.openai.guards import GROUP_HEADER, Places, read_body, session_of
+from argosy.controller.openai.guards import GROUP_HEADER, Intake, Places, session_of
 from argosy.controller.openai.parameters import ChatCall, parse_json, read_call
 from argosy.controller.openai.sessions import Session, task_key
 from argosy.controller.openai.streaming import TextStream
@@ -33,19 +33,25 @@ class ChatEndpoint:
         ctx: The run.
         caller: Generates.
         desk: Sessions; None where the run doesn't train on them.
+        intake: Reads bodies.
+        waiting: Places of clients that wait for a session.
     """
 
-    def __init__(self, ctx: RunContext, caller: Caller, desk: SessionDesk | None) -> None:
+    def __init__(
+        self, ctx: RunContext, caller: Caller, desk: SessionDesk | None, intake: Intake, waiting: Places
+    ) -> None:
         self._ctx = ctx
         self._options = ctx.config.argosy.openai
         self._caller = caller
         self._desk = desk
-        self.places = Places(self._options.max_concurrency, "argosy.openai.max_concurrency")
+        self._intake = intake
+        self._waiting = waiting
+        self.places = Places(self._options.max_concurrency, "calls are running", "argosy.openai.max_concurrency")
 
     async def __call__(self, request: Request) -> Response:
         """One call."""
         session_id = session_of(request)
-        call = read_call(parse_json(await read_body(request, self._options.max_body_mb << 20)))
+        call = read_call(parse_json(await self._intake.read(request, self._intake.largest_bytes)))
         self._caller.check(call, in_session=bool(session_id))
         session = await while_connected(request, self._session(request, session_id, call))
         self._ctx.count("openai/calls")
@@ -55,7 +61,7 @@ class ChatEndpoint:
             reply = await while_connected(
                 request, self._in_time(self._caller.answer(call, session, self._caller.head(session)))
             )
-        decode = self._caller.tokenizer.decode
+        decode = self._caller.decode
         self._account(reply)
         body = reply.body(
             lambda ids: decode(ids, skip_special_tokens=False), logprobs=call.logprobs, token_ids=call.return_token_ids
@@ -72,7 +78,9 @@ class ChatEndpoint:
             )
         group = request.headers.get(GROUP_HEADER)
         key = f"group:{group}" if group else task_key(call.messages, call.tools)
-        return (await self._desk.for_call(session_id, key, self._options.deadline_s)).session
+        # A call of a session that has begun waits for nothing, and needs no place among those that do.
+        with nullcontext() if self._desk.has_begun(session_id) else self._waiting.take():
+            return (await self._desk.for_call(session_id, key, self._options.deadline_s)).session
 
     async def _in_time(self, work: Coroutine[Any, Any, Reply]) -> Reply:
         try:
@@ -90,7 +98,7 @@ class ChatEndpoint:
         comes as a whole at its end, since only then is it known what is a call."""
         queue: asyncio.Queue[tuple[int, Sequence[int]] | None] = asyncio.Queue()  # bounded by the tokens of the call
         stops = self._caller.stops(call)
-        texts = [TextStream(self._caller.tokenizer.decode, stops) for _ in range(call.n)]
+        texts = [TextStream(self._caller.decode, stops) for _ in range(call.n)]
         head = self._caller.head(session)
         whole = call.parse_tools or call.logprobs
         answering = asyncio.ensure_future(
@@ -123,7 +131,7 @@ class ChatEndpoint:
 
     def _ends(self, call: ChatCall, head: Reply, reply: Reply, sent: Sequence[str]) -> list[bytes]:
         events = []
-        decode = self._caller.tokenizer.decode
+        decode = self._caller.decode
         for answer in reply.answers:
             rest = answer.content[len(sent[answer.index]) :]
             delta: dict[str, Any] = {"content": rest} if rest else {}

@@ -65,6 +65,10 @@ class SessionDesk:
             )
         return seat
 
+    def has_begun(self, session_id: str) -> bool:
+        """Whether there is such a session, open or over."""
+        return session_id in self._seats
+
     async def for_call(self, session_id: str, key: str, wait_s: float) -> Seat:
         """The session that a call names, begun now if it is new. Raises ApiError: 410 if it is over."""
         _check_id(session_id)

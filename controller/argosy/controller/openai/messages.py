@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from argosy.controller.openai.errors import bad_request
+from argosy.controller.plain import refusal
 from argosy.text.chat import Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -72,14 +73,15 @@ def _tool_calls(where: str, value: Any) -> list[dict[str, Any]]:
 
 
 def _arguments(value: Any) -> Any:
-    """The object that the text holds: templates write it as JSON themselves. Text that is no JSON stays as it is."""
+    """The object that the text holds: templates write it as JSON themselves. Text that is no JSON stays as it is, and
+    so does one of an object that nobody could carry on (NaN, half characters, nesting without end)."""
     if not isinstance(value, str):
         return value
     try:
         found = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
-    return found if isinstance(found, Mapping) else value
+    return found if isinstance(found, Mapping) and not refusal(found) else value
 
 
 def same_messages(one: Sequence[Message], other: Sequence[Message]) -> bool:

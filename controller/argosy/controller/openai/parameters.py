@@ -15,6 +15,8 @@ from argosy.text.chat import Message
 MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_TOOLS = 128
+LARGEST = 2**31 - 1
+"""Of whole numbers that go to the engines."""
 
 _SAME_AS_UNSET: dict[str, tuple[Any, ...]] = {
     "audio": (), "frequency_penalty": (0,), "function_call": (), "functions": (), "logit_bias": ({},),
@@ -30,6 +32,12 @@ _INSTEAD = {
     "response_format": "ask for JSON in the prompt, and let the reward judge it",
     "logit_bias": "leave it out", "reasoning_effort": "pass chat_template_kwargs if the model's template has a switch",
 }  # fmt: skip
+_OURS_IN_TEMPLATES = frozenset({
+    "chat_template", "conversation", "messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize",
+    "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+    "tokenizer_kwargs", "processor_kwargs", "self",
+})  # fmt: skip
+"""What `apply_chat_template` takes besides the template's variables."""
 _FOR_THE_CALLER = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 """Labels of the caller's own, which change nothing."""
 
@@ -78,7 +86,7 @@ def read_call(body: Any) -> ChatCall:
         max_tokens=_max_tokens(given),
         stop=_stops(given.get("stop", [])),
         sampling=_sampling(given),
-        template_kwargs=_typed(given, "chat_template_kwargs", Mapping, {}),
+        template_kwargs=_template_kwargs(given),
     )
 
 
@@ -132,6 +140,18 @@ def _tools(given: Mapping[str, Any]) -> tuple[tuple[Mapping[str, Any], ...], boo
     return tuple(tools), bool(tools)
 
 
+def _template_kwargs(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Variables of the chat template. A template of the client's own would run in the run's process."""
+    variables: Mapping[str, Any] = _typed(given, "chat_template_kwargs", Mapping, {})
+    taken = sorted(_OURS_IN_TEMPLATES.intersection(variables))
+    if taken:
+        raise bad_request(
+            f"chat_template_kwargs.{taken[0]}: is no variable of a chat template that a call may set",
+            "chat_template_kwargs",
+        )
+    return variables
+
+
 def _include_usage(given: Mapping[str, Any], stream: bool) -> bool:
     options = _typed(given, "stream_options", Mapping, None)
     if options is None:
@@ -177,8 +197,8 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
         "top_p": lambda: _real(given, "top_p", 0, 1),
         "min_p": lambda: _real(given, "min_p", 0, 1),
         "repetition_penalty": lambda: _real(given, "repetition_penalty", 1e-3, 1e3),
-        "top_k": lambda: _whole(given, "top_k", -1),
-        "min_tokens": lambda: _whole(given, "min_tokens", 0),
+        "top_k": lambda: _whole(given, "top_k", -1, LARGEST),
+        "min_tokens": lambda: _whole(given, "min_tokens", 0, LARGEST),
         "seed": lambda: _whole(given, "seed", -(2**63), 2**63 - 1),
         "ignore_eos": lambda: _flag(given, "ignore_eos"),
         "stop_token_ids": lambda: tuple(_ids(given["stop_token_ids"])),
@@ -187,9 +207,10 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ids(value: Any) -> Sequence[int]:
-    if not isinstance(value, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in value):
+    whole = isinstance(value, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in value)
+    if not whole or not all(0 <= one <= LARGEST for one in value):
         raise bad_request("stop_token_ids: wants a list of token ids", "stop_token_ids")
-    return value
+    return list(value)
 
 
 def _flag(given: Mapping[str, Any], name: str) -> bool:

@@ -3,7 +3,7 @@
 POST   /v1/chat/completions                          OpenAI's; X-Argosy-Session names the session
 POST   /v1/sessions/{id}/v1/chat/completions         the same, for clients whose base URL is all that they can set
 GET    /v1/models, /v1/models/{name}, /health
-GET    /v1/tasks/next?wait_s=30                      a session of the next row of the run's data set
+POST   /v1/tasks/next?wait_s=30                      a session of the next row of the run's data set
 POST   /v1/sessions                                  {id, group, data_source, metadata}
 GET    /v1/sessions/{id}
 POST   /v1/sessions/{id}/reward                      {reward, parts, turn_rewards}: finishes it
@@ -30,7 +30,7 @@ from argosy.controller.openai.calls import Caller
 from argosy.controller.openai.chat import ChatEndpoint, while_connected
 from argosy.controller.openai.desk import OWN_DATA_SOURCE, Seat, SessionDesk
 from argosy.controller.openai.errors import ApiError, bad_request, from_argosy
-from argosy.controller.openai.guards import Keys, Places, read_body
+from argosy.controller.openai.guards import Intake, Keys, Places
 from argosy.controller.openai.parameters import parse_json
 from argosy.controller.plain import cleaned, refusal
 from argosy.types.errors import ArgosyError
@@ -46,13 +46,22 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Endpoints:
     """The handlers that aren't chat."""
 
-    def __init__(self, ctx: RunContext, caller: Caller, desk: SessionDesk | None, address: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        ctx: RunContext,
+        caller: Caller,
+        desk: SessionDesk | None,
+        address: Callable[[], str],
+        intake: Intake,
+        waiting: Places,
+    ) -> None:
         self._ctx = ctx
         self._caller = caller
         self._sessions = desk
         self._address = address
         self._started = int(time.time())
-        self._waiting = Places(ctx.config.argosy.openai.max_sessions, "argosy.openai.max_sessions")
+        self._intake = intake
+        self._waiting = waiting
 
     @property
     def _desk(self) -> SessionDesk:
@@ -92,7 +101,7 @@ class Endpoints:
 
     async def begin(self, request: Request) -> Response:
         """A session of a task that the client names."""
-        body = await _read(request)
+        body = await self._read(request)
         unknown = sorted(set(body) - {"id", "group", "data_source", "metadata"})
         if unknown:
             raise bad_request(
@@ -124,12 +133,18 @@ class Endpoints:
 
     async def reward(self, request: Request) -> Response:
         """Finish a session."""
-        body = await _read(request)
+        body = await self._read(request)
         return JSONResponse(self._shown(self._desk.reward(request.path_params["session_id"], body)))
 
     async def abandon(self, request: Request) -> Response:
         """Give a session up."""
         return JSONResponse(self._shown(self._desk.abandon(request.path_params["session_id"])))
+
+    async def _read(self, request: Request) -> Mapping[str, Any]:
+        body = parse_json(await self._intake.read(request, SMALL_BODY_BYTES))
+        if not isinstance(body, Mapping):
+            raise bad_request("the body wants a JSON object")
+        return body
 
     def _shown(self, seat: Seat) -> dict[str, Any]:
         session = seat.session
@@ -160,13 +175,6 @@ def _task(seat: Seat) -> dict[str, Any]:
     }
 
 
-async def _read(request: Request) -> Mapping[str, Any]:
-    body = parse_json(await read_body(request, SMALL_BODY_BYTES))
-    if not isinstance(body, Mapping):
-        raise bad_request("the body wants a JSON object")
-    return body
-
-
 def _wait_s(request: Request) -> float:
     text = request.query_params.get("wait_s", "30")
     try:
@@ -180,8 +188,11 @@ def _wait_s(request: Request) -> float:
 
 def build_app(ctx: RunContext, caller: Caller, desk: SessionDesk | None, address: Callable[[], str]) -> Starlette:
     """The application. `address`: of the server, once it listens. Raises ConfigError if the API key isn't there."""
-    keys, chat = Keys(ctx.config), ChatEndpoint(ctx, caller, desk)
-    ends = Endpoints(ctx, caller, desk, address)
+    keys, intake = Keys(ctx.config), Intake(ctx.config)
+    most = ctx.config.argosy.openai.max_sessions
+    waiting = Places(most, "clients wait for a session", "argosy.openai.max_sessions")
+    chat = ChatEndpoint(ctx, caller, desk, intake, waiting)
+    ends = Endpoints(ctx, caller, desk, address, intake, waiting)
 
     def guarded(handler: Handler) -> Handler:
         async def handle(request: Request) -> Response:
@@ -200,7 +211,7 @@ def build_app(ctx: RunContext, caller: Caller, desk: SessionDesk | None, address
         route(f"{one}/v1/chat/completions", chat, "POST"),
         *(route(f"{prefix}/v1/models", ends.models, "GET") for prefix in ("", one)),
         *(route(f"{prefix}/v1/models/{{name:path}}", ends.model, "GET") for prefix in ("", one)),
-        route("/v1/tasks/next", ends.next_task, "GET", "POST"),
+        route("/v1/tasks/next", ends.next_task, "POST"),  # it hands out work: no page's <img> may
         route("/v1/sessions", ends.begin, "POST"),
         route(one, ends.session, "GET"),
         route(one, ends.abandon, "DELETE"),
@@ -227,7 +238,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """Starlette's own refusals: no such path, or not with this method."""
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path}: {error.detail}"
-    return await _api_error(request, ApiError(error.status_code, what, code="not_found"))
+    code = "method_not_allowed" if error.status_code == 405 else "not_found"
+    response = await _api_error(request, ApiError(error.status_code, what, code=code))
+    response.headers.update(error.headers or {})  # which methods there are
+    return response
 
 
 async def _defect(request: Request, error: Exception) -> Response:

@@ -158,6 +158,7 @@ class SessionSource:
         for session in task.sessions:
             if session.state == "open":
                 session.end(f"its group was dropped: {reason}")
+            session.branches.clear()  # a client may ask how it stands for long, and needs no tokens for that
         log.warning("sessions of %s are not trained: %s", task.group, reason)
         self._ctx.ledger.dropped(list(task.samples), f"agent session: {reason}")
         self._ctx.count("openai/dropped_groups")
@@ -172,6 +173,9 @@ class SessionSource:
     def _close(self, task: Task) -> None:
         task.over = True
         self.open_tasks.pop(task.group, None)
+        left = [one for one in self._ready.pop(task.key, ()) if one is not task]
+        if left:  # else the key goes too: nobody may ever ask for it again
+            self._ready[task.key] = deque(left)
         self._task_over.set()
 
     # --- the run's side ------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from typing import Protocol, Self
 
 from argosy.config import Config
 from argosy.controller.recording.fitting import tokenizer_digest
-from argosy.controller.recording.store import FOLDER, RecordedStep, RecordHead, RecordWriter, StepEntry
+from argosy.controller.recording.store import FOLDER, RecordedStep, RecordHead, StepEntry
+from argosy.controller.recording.writer import RecordWriter
 from argosy.types.errors import StorageError
 
 log = logging.getLogger(__name__)

@@ -172,7 +172,8 @@ class _Rollouts:
             )
             if ctx.services.router is not None:
                 ctx.services.router.check_sources(self._data_sources)
-                await try_prompts(ctx.services.router, self._sampler.of_each_kind())
+                tolerated = self._config.argosy.reward.max_error_rate
+                await try_prompts(ctx.services.router, self._sampler.of_each_kind(), max_error_rate=tolerated)
             rollout = RolloutStage(ctx)
             rollout.version = await own_version(ctx)
             agents = build_agents(ctx, rollout)

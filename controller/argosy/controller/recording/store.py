@@ -10,34 +10,27 @@ A run that resumes drops what was recorded after its checkpoint, since those ste
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
-import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from argosy.controller.files import file_sha256, write_atomically
+from argosy.controller.files import file_sha256
 from argosy.controller.producing import StepRecord
-from argosy.controller.recording.rows import from_table, mean_score, to_table
-from argosy.types.errors import ConfigError, CorruptDataError, storage_error
+from argosy.controller.recording.rows import from_table
+from argosy.types.errors import ConfigError, CorruptDataError
 from argosy.types.ids import PolicyVersion
 
 FORMAT = 1
 HEAD, INDEX = "record.json", "index.jsonl"
-log = logging.getLogger(__name__)
 
 FOLDER = "record"
 """In a run folder."""
-_META = b"argosy"
-_CODEC = "zstd"
-_ROWS_PER_GROUP = 4096
-"""Rows that Parquet encodes at a time: bounds the memory of that."""
+META = b"argosy"
 DIGESTED_BYTES = 1 << 30
 """Bytes whose checksums may be computed before a run starts: seconds. Each step's is computed when it is read, too."""
 _SHOWN = 5
@@ -86,91 +79,6 @@ class RecordedStep:
     """Of its generation and scoring."""
     sampler_state: Mapping[str, Any]
     reward_state: Mapping[str, Any]
-
-
-class RecordWriter:
-    """Writes the steps of one run. One at a time; not for several threads at once.
-
-    Args:
-        folder: The record; made if it isn't there.
-        head: What is recorded. A record of something else is not added to.
-        after_step: Steps done when this start begins; what the folder has beyond them is dropped.
-
-    Raises:
-        ConfigError: the folder holds another record.
-        StorageError: the folder can't be written.
-    """
-
-    def __init__(self, folder: Path, head: RecordHead, *, after_step: int = 0) -> None:
-        self.folder = folder
-        self.size_bytes = 0
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise storage_error(error, folder) from error
-        kept = self._keep(head, after_step) if (folder / HEAD).exists() else []
-        write_atomically(folder / HEAD, json.dumps({"format": FORMAT} | asdict(head), indent=1).encode())
-        write_atomically(folder / INDEX, b"".join(_line(entry) for entry in kept))
-        self.size_bytes = sum(entry.size_bytes for entry in kept)
-
-    def _keep(self, head: RecordHead, after_step: int) -> list[StepEntry]:
-        found = Record(self.folder)
-        if after_step and found.head.run_id != head.run_id:
-            raise ConfigError(
-                f"argosy.record.path: {self.folder} holds the record of run {found.head.run_id}, and this is "
-                f"{head.run_id} from step {after_step} on: name another folder"
-            )
-        if not after_step and found.steps and found.head.run_id != head.run_id:
-            raise ConfigError(
-                f"argosy.record.path: {self.folder} already holds a record, of run {found.head.run_id} "
-                f"({len(found.steps)} steps): name another folder, or remove it"
-            )
-        for step, entry in found.entries.items():
-            if step > after_step:
-                (self.folder / entry.file).unlink(missing_ok=True)
-        kept = [entry for step, entry in sorted(found.entries.items()) if step <= after_step]
-        if kept and kept[-1].step < after_step:
-            log.warning(
-                "the record %s ends at step %d, and this start goes on after step %d: what is between is not in it, so "
-                "it can be replayed up to there only",
-                self.folder, kept[-1].step, after_step,
-            )  # fmt: skip
-        return kept
-
-    def write(self, made: RecordedStep) -> StepEntry:
-        """Write a step and enter it. Raises StorageError."""
-        record = made.record
-        table = to_table(record).replace_schema_metadata({_META: _meta(made)})
-        path = self.folder / f"step-{record.step:08d}.parquet"
-        digest, size = self._write_file(path, table)
-        score = mean_score(table)
-        entry = StepEntry(
-            step=record.step,
-            file=path.name,
-            size_bytes=size,
-            sha256=digest,
-            prompt_count=len(record.prompts),
-            sample_count=len(record.completions),
-            token_count=sum(len(row.token_ids) for row in record.completions.values()),
-            mean_score=None if score != score else score,
-        )
-        try:
-            with (self.folder / INDEX).open("ab") as file:
-                file.write(_line(entry))
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise storage_error(error, self.folder / INDEX) from error
-        self.size_bytes += size
-        return entry
-
-    def _write_file(self, path: Path, table: pa.Table) -> tuple[str, int]:
-        """Returns SHA-256 and bytes."""
-        sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression=_CODEC, row_group_size=_ROWS_PER_GROUP)
-        data = memoryview(sink.getvalue())
-        write_atomically(path, data)
-        return hashlib.sha256(data).hexdigest(), len(data)
 
 
 class Record:
@@ -241,7 +149,7 @@ class Record:
         path = self.folder / entry.file
         try:
             table = pq.read_table(path)
-            meta = json.loads(table.schema.metadata[_META])
+            meta = json.loads(table.schema.metadata[META])
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
             raise CorruptDataError(
                 f"the record {self.folder} is damaged: {entry.file} can't be read: {error}"
@@ -286,18 +194,3 @@ class Record:
                 raise CorruptDataError(f"line {number} of {path} names a file elsewhere: {entry.file}")
             entries[entry.step] = entry
         return entries
-
-
-def _line(entry: StepEntry) -> bytes:
-    return json.dumps(asdict(entry)).encode() + b"\n"
-
-
-def _meta(made: RecordedStep) -> bytes:
-    version = made.record.version
-    return json.dumps({
-        "step": made.record.step,
-        "version": None if version is None else [version.lineage, version.step, version.digest],
-        "metrics": dict(made.metrics),
-        "sampler_state": dict(made.sampler_state),
-        "reward_state": dict(made.reward_state),
-    }).encode()  # fmt: skip

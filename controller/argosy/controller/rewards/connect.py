@@ -64,12 +64,19 @@ async def open_router(
             following = asyncio.create_task(servers.follow(membership), name="follow reward servers")
             stack.push_async_callback(_cancelled, following)
         router = RewardRouter(
-            [RoutedService(sets[name], service) for name, service in config.rewards.items()],
+            [RoutedService(sets[name], service, _scorer(config, name)) for name, service in config.rewards.items()],
             error_window=config.argosy.reward.error_window,
             following=following,
         )
         await router.start()
         yield router
+
+
+def _scorer(config: Config, name: str) -> str:
+    if config.rewards[name].address:
+        return ""
+    own = config.for_reward(name)
+    return "function" if own.custom_reward_function.path is not None else own.reward_kind
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

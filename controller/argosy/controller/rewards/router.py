@@ -28,6 +28,8 @@ class RoutedService:
 
     replicas: ReplicaSet
     config: NamedRewardConfig
+    scorer: str = ""
+    """What scores there: a kind of `argosy.reward.kind`, or "function"; empty: a server that others run."""
 
     @property
     def term(self) -> Term:
@@ -100,14 +102,9 @@ class RewardRouter:
         if problems:
             raise ConfigError("\n".join(problems))
 
-    def named_judges(self, source: str) -> list[ReplicaSet]:
-        """The services that score a data source, of those that name it and may be asked twice."""
-        chosen = choose(self._patterns, source)
-        return [
-            self._services[name].replicas
-            for name in chosen
-            if "*" not in self._known[name].data_sources and not self._known[name].repeat_forbidden
-        ]
+    def judges(self, source: str) -> list[tuple[RoutedService, RewardCapabilities]]:
+        """The services that score a data source, and what they say of themselves."""
+        return [(self._services[name], self._known[name]) for name in choose(self._patterns, source)]
 
     def _nobody_knows(self, unknown: Sequence[str]) -> str:
         if len(self._services) == 1:

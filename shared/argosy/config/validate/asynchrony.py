@@ -36,11 +36,12 @@ def check_asynchrony(config: Config) -> Iterator[str]:
             f"{_STREAM}.extra_samples: got {stream.extra_samples} with algorithm.adv_estimator="
             f"{config.algorithm.adv_estimator}, whose greedy answer is the sample after the others; wants 0"
         )
-    least, batch = stream.max_in_flight_groups, config.data.train_batch_size
-    if least and stream.extra_groups and least < batch + stream.extra_groups and not argosy.max_staleness:
+    most, batch = stream.max_in_flight_groups, config.data.train_batch_size
+    if most and stream.extra_groups and most < batch + stream.extra_groups:
         yield (
-            f"{_STREAM}.max_in_flight_groups: got {least}, fewer than data.train_batch_size={batch} and "
-            f"{_STREAM}.extra_groups={stream.extra_groups} together: the extra ones would never be begun in time"
+            f"{_STREAM}.max_in_flight_groups: got {most}, fewer than data.train_batch_size={batch} and "
+            f"{_STREAM}.extra_groups={stream.extra_groups} together: the extra ones would only begin when others are "
+            f"done, so that no slow one could be left out; wants 0 (none) or ≥ {batch + stream.extra_groups}"
         )
     if stream.max_in_flight_groups and not argosy.streams:
         yield (

@@ -23,9 +23,9 @@ def unused_in_replay(config: Config) -> Iterator[str]:
     """One line for each key that a replay has no use for, as `load` reports it."""
     if config.argosy.replay.path is None:
         return
-    trainer = config.trainer
-    if config.data.val_files and (trainer.val_before_train or trainer.test_freq > 0):
+    test_freq = config.trainer.test_freq
+    if config.data.val_files and test_freq > 0:
         yield (
-            f"trainer.val_before_train={str(trainer.val_before_train).lower()} and trainer.test_freq="
-            f"{trainer.test_freq} have no effect: argosy.replay.path starts no rollout server to validate with."
+            f"trainer.test_freq={test_freq} has no effect: argosy.replay.path starts no rollout server to validate "
+            "with."
         )

@@ -15,7 +15,8 @@ from typing import Any
 from argosy.weightsync.memory import KeptMapping
 from argosy.weightsync.tensors import ByteArray
 
-_CHECK_THREADS = 2
+_CHECK_THREADS = 1
+"""More would take the cores from the transfer itself, and bring it about no sooner."""
 
 
 class GivenUpError(RuntimeError):
@@ -37,7 +38,7 @@ def receive_into(view: ByteArray, command: Mapping[str, Any], stop: threading.Ev
 
     from argosy.weightsync.buffers import places_of
     from argosy.weightsync.collective import joining
-    from argosy.weightsync.collective.groups import join_store, make_group, own_address, receive
+    from argosy.weightsync.collective.groups import join_store, make_lanes, own_address, receive
     from argosy.weightsync.copying import checksums
 
     def check_wanted() -> None:
@@ -52,7 +53,7 @@ def receive_into(view: ByteArray, command: Mapping[str, Any], stop: threading.Ev
     joining.announce(store, name, rank, joining.Joined(address, command["backend"], joining.identity(gpu)))
     backend = joining.decided_backend(store, name, end)
     check_wanted()
-    groups = [make_group(backend, store, name, rank, command["size"], address, seconds_left(end))]
+    lanes = make_lanes(backend, store, name, rank, command["size"], address, seconds_left(end))
     places = [place for start, stop_at in command["spans"] for place in places_of("", start, stop_at)]
     arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
     found: list[int] = []
@@ -76,12 +77,12 @@ def receive_into(view: ByteArray, command: Mapping[str, Any], stop: threading.Ev
     checking.start()
     try:
         memory = torch.from_numpy(view)
-        receive(groups[0], memory, command["bucket_bytes"], seconds_left(end), device_of(backend, gpu), take)
+        receive(lanes, memory, command["bucket_bytes"], seconds_left(end), device_of(backend, gpu), take)
     except BaseException:
         arrived.put(-1)
         raise
     finally:
-        leave(groups)
+        leave(lanes)
         checking.join()
     return found
 

@@ -56,7 +56,7 @@ class _Worker:
     def _send(self, command: dict[str, Any]) -> dict[str, Any]:
         """To all groups at once; one that fails or hangs holds up no other."""
         from argosy.weightsync.collective import joining
-        from argosy.weightsync.collective.groups import make_group, send
+        from argosy.weightsync.collective.groups import make_lanes, send
         from argosy.weightsync.collective.receiving import device_of, leave, seconds_left
 
         memory = self._map(command)
@@ -69,8 +69,8 @@ class _Worker:
             try:
                 joined = joining.meet(self._store, name, size, end)
                 backend, address = self._agree(name, own, joined)
-                made = [make_group(backend, self._store, name, 0, size, address, seconds_left(end))]
-                send(made[0], memory, command["bucket_bytes"], seconds_left(end), device_of(backend, gpu))
+                made = make_lanes(backend, self._store, name, 0, size, address, seconds_left(end))
+                send(made, memory, command["bucket_bytes"], seconds_left(end), device_of(backend, gpu))
                 leave(made)
             except (RuntimeError, OSError) as error:
                 return str(error) or type(error).__name__

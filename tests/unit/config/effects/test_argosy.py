@@ -67,7 +67,7 @@ async def test_max_staleness(job: Config, monkeypatch: Patch) -> None:
         )
         recorded = await run_recorded(changed.with_values(steps), monkeypatch)
         calls[most] = recorded.metrics("staleness/max")
-    assert calls == {0: [], 2: [0.0, 1.0, 2.0]}
+    assert calls == {0: [0.0, 0.0, 0.0], 2: [0.0, 1.0, 2.0]}
     assert "argosy.max_staleness: got 65" in problems(job.with_values({"argosy.max_staleness": 65}))
 
 

@@ -64,7 +64,7 @@ async def test_source(job: Config) -> None:
     async with opened(job, "argosy.openai.source", "dataset") as endpoint:
         await ask(endpoint)
         assert "argosy.openai.source=sessions" in (await ask(endpoint, "s", 400))["error"]["message"]
-        assert (await endpoint.http("GET", "/v1/tasks/next")).status_code == 400
+        assert (await endpoint.http("POST", "/v1/tasks/next")).status_code == 400
     assert not job.with_values({"argosy.openai.source": "dataset"}).argosy.streams
     async with opened(job, "argosy.openai.source", "sessions") as endpoint:
         await ask(endpoint, "s")

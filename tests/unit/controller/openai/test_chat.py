@@ -102,6 +102,10 @@ async def test_stop_texts_end_answers_and_are_cut(serve: Serve) -> None:
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
     ({"extra_body": {"surprise": 1}}, "surprise"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
+    ({"extra_body": {"top_k": 2**31}}, "top_k"), ({"extra_body": {"stop_token_ids": [2**31]}}, "stop_token_ids"),
+    ({"extra_body": {"chat_template_kwargs": {"chat_template": "{% for i in range(9) %}x{% endfor %}"}}},
+     "chat_template_kwargs"),
+    ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
 ])  # fmt: skip
 async def test_what_the_engines_cannot_do_is_refused_by_name(serve: Serve, asked: dict[str, Any], param: str) -> None:
     up: Served = await serve()
@@ -148,9 +152,48 @@ async def test_the_key_is_asked_for_and_never_told(
     assert (await up.client(api_key="sesame-open").chat.completions.create(**asked)).choices
     await up.client(api_key="sesame-open;session=mine").chat.completions.create(**asked)
     assert up.rollout.requests[-1].purpose == "train"
-    assert (await up.http("GET", "/v1/tasks/next")).status_code == 401
+    assert (await up.http("POST", "/v1/tasks/next")).status_code == 401
     assert (await up.http("GET", "/health")).status_code == 200
     assert "sesame-open" not in caplog.text
+
+
+async def test_work_is_handed_out_to_who_posts_for_it(serve: Serve) -> None:
+    """What a browser sends for an image or a link of a web page takes no task; 405 says what may be sent."""
+    up: Served = await serve()
+    for method in ("GET", "HEAD"):
+        refused = await up.http(method, "/v1/tasks/next")
+        assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+    assert (await up.http("GET", "/v1/tasks/next")).json()["error"]["code"] == "method_not_allowed"
+    assert up.gate.admitted == 0
+
+
+@pytest.mark.parametrize(
+    "sent", [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "same-site"}]
+)
+async def test_a_web_page_may_not_call_without_a_key(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, sent: dict[str, str]
+) -> None:
+    """A page's script can POST without a body to where its reader's browser can; the browser says that it is a page."""
+    up: Served = await serve()
+    answer = await up.http("POST", "/v1/tasks/next", headers=sent)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "cross_site")
+    assert up.gate.admitted == 0
+    monkeypatch.setenv("AGENT_KEY", "sesame")
+    keyed: Served = await serve(api_key_env="AGENT_KEY")
+    allowed = await keyed.http("POST", "/v1/tasks/next", headers=sent | {"Authorization": "Bearer sesame"})
+    assert allowed.status_code == 200, "whoever knows the key may call from where they like"
+
+
+async def test_half_a_character_of_a_tokenizer_stops_nobody(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow tokenizer of a model's own code may give what no UTF-8 holds."""
+    up: Served = await serve({"argosy.rollout.stream_interval_tokens": 2})
+    monkeypatch.setattr(type(up.tokenizer), "decode", lambda self, ids, **_: "a\ud83d" * len(ids))
+    client = up.client(default_headers={"X-Argosy-Session": "s"})
+    asked: dict[str, Any] = {"model": "m", "messages": ASK, "max_tokens": 6, "extra_body": {"ignore_eos": True}}
+    reply = await client.chat.completions.create(**asked, logprobs=True)
+    assert reply.choices[0].message.content == "a\ufffd" * 6
+    pieces = [event async for event in await up.client().chat.completions.create(**asked, stream=True)]
+    assert "".join(event.choices[0].delta.content or "" for event in pieces) == "a\ufffd" * 6
 
 
 async def test_too_many_calls_at_once_are_told_to_come_again(serve: Serve) -> None:

@@ -15,6 +15,7 @@ from argosy.config import Config
 from argosy.controller.groups import Ticket
 from argosy.controller.openai.desk import SessionDesk, read_reward
 from argosy.controller.openai.errors import ApiError
+from argosy.controller.openai.messages import read_messages
 from argosy.controller.openai.parameters import parse_json
 from argosy.controller.openai.routes import _task
 from argosy.controller.openai.tasks import Task
@@ -110,6 +111,17 @@ def test_a_reward_that_no_float32_holds_is_refused(text: str) -> None:
 def test_a_body_that_nobody_could_carry_is_refused(body: bytes) -> None:
     with pytest.raises(ApiError, match="the body"):
         parse_json(body)
+
+
+@pytest.mark.parametrize("arguments", ['{"a": "\\ud800"}', '{"a": NaN}', '{"a": ' + "[" * 90_000, "{"])
+def test_arguments_that_nobody_could_carry_stay_text(arguments: str) -> None:
+    """A policy may write anything there, and the client gives it back."""
+    call = {"function": {"name": "add", "arguments": arguments}}
+    (message,) = read_messages([{"role": "assistant", "tool_calls": [call]}])
+    assert message["tool_calls"][0]["function"]["arguments"] == arguments
+    call["function"]["arguments"] = '{"a": 1}'
+    (message,) = read_messages([{"role": "assistant", "tool_calls": [call]}])
+    assert message["tool_calls"][0]["function"]["arguments"] == {"a": 1}
 
 
 def test_missing_numbers_of_a_row_are_null_for_its_agent() -> None:

@@ -62,6 +62,60 @@ async def test_hanging_clients_hold_up_nobody(serve: Serve) -> None:
         writer.close()
 
 
+async def test_bodies_that_are_being_read_are_bounded_in_number(serve: Serve) -> None:
+    up: Served = await serve(max_concurrency=1, max_sessions=2)
+    hanging = [await connect(up, CHAT + b'content-length: 100\r\n\r\n{"model"') for _ in range(3)]
+
+    async def full() -> bool:
+        return (await up.http("POST", "/v1/sessions", {"group": "g"})).status_code == 429
+
+    await up.until(full)
+    refused = (await up.http("POST", "/v1/chat/completions", {})).json()["error"]["message"]
+    assert refused.startswith("3 requests are being read (argosy.openai.max_concurrency + max_sessions=3)")
+    for _, writer in hanging:
+        writer.close()
+    await up.until(lambda: free(up))
+
+
+async def test_bodies_that_are_being_read_are_bounded_in_bytes(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "READING_BYTES", 0)
+    small: Served = await serve(max_body_mb=1)
+    part = CHAT + b"content-length: 900000\r\n\r\n" + b" " * 700_000
+    first, second = [await connect(small, part) for _ in range(2)]
+    said = [asyncio.create_task(reader.readline()) for reader, _ in (first, second)]
+    done, _ = await asyncio.wait(said, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    assert [b"429" in one.result() for one in done] == [True]
+    for task in said:
+        task.cancel()
+    for _, writer in (first, second):
+        writer.close()
+
+
+async def free(up: Served) -> bool:
+    return (await up.http("POST", "/v1/chat/completions", {})).status_code == 400
+
+
+async def test_calls_that_wait_for_a_session_have_a_bound(serve: Serve) -> None:
+    """However many name one session that can't begin; a call of one that has begun needs no place among them."""
+    up: Served = await serve(max_sessions=2)
+    begun = (await up.http("POST", "/v1/sessions", {"group": "g"})).json()
+    up.gate.open(0)
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    header = {"X-Argosy-Session": "late", "X-Argosy-Group": "other"}
+    calls = [asyncio.create_task(up.http("POST", "/v1/chat/completions", body, headers=header)) for _ in range(5)]
+    done, waiting = set[Any](), set[Any](calls)
+    async with asyncio.timeout(20):
+        while len(done) < 3:
+            more, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            done |= more
+    assert {call.result().status_code for call in done} == {429}
+    assert "2 clients wait for a session" in next(iter(done)).result().json()["error"]["message"]
+    own = await up.http("POST", "/v1/chat/completions", body, headers={"X-Argosy-Session": begun["id"]})
+    assert own.status_code == 200
+    up.gate.open(1)
+    assert {call.status_code for call in await asyncio.gather(*waiting)} == {200}
+
+
 async def test_a_stream_that_nobody_reads_ends(serve: Serve) -> None:
     """The client asks and never reads: its sample and its place are free once the time is up."""
     up: Served = await serve({"argosy.rollout.stream_interval_tokens": 1}, deadline_s=1)
@@ -92,7 +146,7 @@ async def test_the_end_of_the_run_ends_the_server(serve: Serve, agent_job: Any, 
 async def test_after_a_restart_rows_are_handed_out_again(serve: Serve) -> None:
     """Tasks of the data set that were under way come first, whole; those of clients' own keys are dropped."""
     up: Served = await serve()
-    seats = [(await up.http("GET", "/v1/tasks/next")).json() for _ in range(3)]
+    seats = [(await up.http("POST", "/v1/tasks/next")).json() for _ in range(3)]
     own = (await up.http("POST", "/v1/sessions", {"group": "own"})).json()
     state, place = up.source.state(), up.source.sampler_state()
     assert [entry["group"] for entry in state["groups"]] == ["e0-p0", "e0-p1", "e0-p1000000000"]

@@ -252,11 +252,11 @@ async def test_a_session_is_named_by_header_key_or_path(serve: Serve) -> None:
 async def test_rows_of_the_data_set_are_handed_out(serve: Serve) -> None:
     up: Served = await serve()
     up.gate.open(2)
-    seats = [(await up.http("GET", "/v1/tasks/next")).json() for _ in range(4)]
+    seats = [(await up.http("POST", "/v1/tasks/next")).json() for _ in range(4)]
     assert [seat["sample_id"] for seat in seats] == [f"e0-p{p}-k{k}-a0" for p in (0, 1) for k in (0, 1)]
     assert seats[0]["task"]["messages"] == [{"role": "user", "content": "question 0"}]
     assert seats[0]["task"]["ground_truth"] == "letters"
-    assert (await up.http("GET", "/v1/tasks/next?wait_s=0.1")).status_code == 204, "the gate is closed"
+    assert (await up.http("POST", "/v1/tasks/next?wait_s=0.1")).status_code == 204, "the gate is closed"
     assert (await up.http("POST", "/v1/sessions?wait_s=0.1", {"group": "own"})).status_code == 429
     for seat in seats[:2]:
         await say(up.client(seat["base_url"]), seat["task"]["messages"])
@@ -281,7 +281,21 @@ async def test_a_group_that_cannot_be_whole_is_dropped(serve: Serve) -> None:
     for one in (session, twin):
         assert up.state_of(one["sample_id"]) == "dropped agent session: its client gave it up"
     assert (await reward(up, twin["id"], 1.0)).status_code == 410
+    assert not up.source._ready, "nobody may ever ask for that key again"
     assert (await begin(up))["sample_id"].startswith("e0-p1000000001-"), "the same key begins another task"
+
+
+async def test_what_is_over_keeps_no_tokens(serve: Serve) -> None:
+    """A session may be asked for long after it: how it stands, not what was said."""
+    up: Served = await serve()
+    session, twin = await begin(up), await begin(up)
+    await say(up.client(session["base_url"]), [{"role": "user", "content": "x"}])
+    await reward(up, session["id"], 1.0)
+    [task] = up.source.open_tasks.values()
+    assert task.sessions[0].branches
+    await up.http("DELETE", f"/v1/sessions/{twin['id']}")
+    assert [one.branches for one in task.sessions] == [{}, {}]
+    assert (await up.http("GET", f"/v1/sessions/{session['id']}")).json()["reward"] == 1.0
 
 
 async def test_enough_rewards_are_enough_where_the_run_says_so(serve: Serve) -> None:
@@ -430,9 +444,9 @@ async def test_two_hundred_calls_side_by_side(serve: Serve) -> None:
 async def test_a_run_that_ends_tells_its_clients(serve: Serve) -> None:
     up: Served = await serve()
     up.gate.open(0)
-    waiting = asyncio.create_task(up.http("GET", "/v1/tasks/next?wait_s=60"))
+    waiting = asyncio.create_task(up.http("POST", "/v1/tasks/next?wait_s=60"))
     await asyncio.sleep(0.1)
     up.running.cancel()
     answer = await waiting
     assert (answer.status_code, answer.json()["error"]["code"]) == (410, "run_over")
-    assert (await up.http("GET", "/v1/tasks/next")).status_code == 410
+    assert (await up.http("POST", "/v1/tasks/next")).status_code == 410

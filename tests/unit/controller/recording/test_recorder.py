@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from argosy.controller.recording.recorder import MOST_PENDING, Recorder
-from argosy.controller.recording.store import Record, RecordedStep, RecordWriter, StepEntry
+from argosy.controller.recording.store import Record, RecordedStep, StepEntry
+from argosy.controller.recording.writer import RecordWriter
 from argosy.types.errors import StorageError
 from unit.controller.recording.test_store import HEAD_, made
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from argosy.controller.producing import StepRecord
-from argosy.controller.recording.store import HEAD, INDEX, Record, RecordedStep, RecordHead, RecordWriter
+from argosy.controller.recording.store import HEAD, INDEX, Record, RecordedStep, RecordHead
+from argosy.controller.recording.writer import RecordWriter
 from argosy.types.errors import ConfigError, CorruptDataError
 from argosy.types.ids import GroupId, PolicyVersion, SampleId
 from argosy.types.records import Completion, FinishReason, Prompt, Scored, VersionRun
