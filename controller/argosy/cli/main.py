@@ -14,6 +14,7 @@ COMMANDS: tuple[str, ...] = (
     "train",
     "rollout",
     "record",
+    "scale",
     "ledger",
     "serve",
     "config",

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from argosy.membership.interface import Membership
+from argosy.types.errors import StateError
 from argosy.types.ids import PolicyVersion
-from argosy.types.records import Member, RunStatus
+from argosy.types.records import Member, RunStatus, ScaleChange, ServerCount
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Scaler = Callable[[Sequence[ServerCount]], Awaitable[Sequence[ScaleChange]]]
 
 
 @dataclass(slots=True)
@@ -36,6 +38,8 @@ class RunControl:
     def __init__(self, run_id: str = "", total_steps: int = 0) -> None:
         self.view = RunView(run_id, total_steps)
         self.membership: Membership | None = None
+        self.scaler: Scaler | None = None
+        """What starts and drains servers; None where no launcher of this run does."""
         self.stop_requested = False
         """The loop ends after the step that it is in."""
         self.stage = "start"
@@ -109,6 +113,15 @@ class RunControl:
         self._running.set()
         self.notify()
         return await self.get_run()
+
+    async def scale(self, wanted: Sequence[ServerCount]) -> Sequence[ScaleChange]:
+        """Start or drain servers."""
+        if self.scaler is None:
+            raise StateError(
+                "this run can't be scaled: only one with argosy.placement=local has a launcher that starts servers; "
+                "start and stop those of other runs where they are (argosy serve)"
+            )
+        return await self.scaler(wanted)
 
     @property
     def interrupted(self) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from argosy.config import Config
 from argosy.controller.context import Services
+from argosy.controller.control import Scaler
 from argosy.controller.launch import LocalFleet
 from argosy.controller.launch.lock import RunFolderLock
 from argosy.controller.launch.plan import plan_members, services_of
@@ -65,6 +66,8 @@ class Placement:
     race: Race
     come_back: Callable[[bool], Awaitable[Services]] | None = None
     """What `recover` does; None where nothing is ever on its way back."""
+    scale: Scaler | None = None
+    """Starts and drains servers; None where this process starts none."""
 
     async def recover(self, *, fresh: bool) -> None:
         """After a SetbackError: wait until all services are there again. `fresh`: with trainers that are as at the very
@@ -156,7 +159,7 @@ async def _local(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
                 critic=one("critic", CriticClient),
             )
 
-        yield Placement(services, fleet.membership, fleet.race, come_back)
+        yield Placement(services, fleet.membership, fleet.race, come_back, fleet.scale)
 
 
 def rpc_settings(config: Config) -> tuple[RpcOptions, RetryPolicy]:

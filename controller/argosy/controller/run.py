@@ -101,6 +101,7 @@ class Run:
             else:
                 leadership = self._seat.leadership  # it ends later than the run does
             control.view.term, control.view.state = leadership.term, "running"
+            control.scaler = placement.scale
             await stack.enter_async_context(
                 serve_control(
                     control,

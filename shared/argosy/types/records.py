@@ -572,6 +572,33 @@ class RunStatus:
     message: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ServerCount:
+    """How many servers of a kind a run is to have on the launcher's machine."""
+
+    role: str
+    """"rollout" or "reward"."""
+    count: int
+    pool: str = ""
+    """Of rollout servers; of reward servers, their service. Empty: the only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleChange:
+    """What a launcher began to do about a `ServerCount`."""
+
+    role: str
+    pool: str
+    before: int
+    """Servers until now, without those that drained already."""
+    count: int
+    """Servers from now on."""
+    started: tuple[str, ...] = ()
+    """Member ids of new ones, which join when they are ready."""
+    draining: tuple[str, ...] = ()
+    """Member ids of those that finish what they have, and leave."""
+
+
 def request_id_of(run_id: str, *parts: object) -> str:
     """A deterministic request id: a controller that repeats a step after a crash repeats the id as well.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argosy.api.controller.v1 import controller_service_pb2 as pb
 from argosy.rpc.codec.common import optional_version_from_pb, version_to_pb
 from argosy.types.errors import InternalError
-from argosy.types.records import Member, MemberState, RunStatus
+from argosy.types.records import Member, MemberState, RunStatus, ScaleChange, ServerCount
 
 _RUN_STATES = {
     "starting": pb.RUN_STATE_STARTING,
@@ -88,4 +88,38 @@ def member_from_pb(message: pb.Member) -> Member:
         capabilities=dict(message.capabilities),
         state=_MEMBER_STATES_BACK[message.state],
         version=optional_version_from_pb(message),
+    )
+
+
+def server_count_to_pb(wanted: ServerCount) -> pb.ServerCount:
+    """A number of servers as a message."""
+    return pb.ServerCount(role=wanted.role, pool=wanted.pool, server_count=wanted.count)
+
+
+def server_count_from_pb(message: pb.ServerCount) -> ServerCount:
+    """A number of servers as a record."""
+    return ServerCount(message.role, message.server_count, message.pool)
+
+
+def scale_change_to_pb(change: ScaleChange) -> pb.ScaleChange:
+    """What was begun as a message."""
+    return pb.ScaleChange(
+        role=change.role,
+        pool=change.pool,
+        server_count_before=change.before,
+        server_count=change.count,
+        started=change.started,
+        draining=change.draining,
+    )
+
+
+def scale_change_from_pb(message: pb.ScaleChange) -> ScaleChange:
+    """What was begun as a record."""
+    return ScaleChange(
+        message.role,
+        message.pool,
+        message.server_count_before,
+        message.server_count,
+        tuple(message.started),
+        tuple(message.draining),
     )

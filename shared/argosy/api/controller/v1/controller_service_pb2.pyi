@@ -394,6 +394,128 @@ class StopRunResponse(google.protobuf.message.Message):
 global___StopRunResponse = StopRunResponse
 
 @typing.final
+class ScaleRunRequest(google.protobuf.message.Message):
+    """Asks for other numbers of servers."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    WANTED_FIELD_NUMBER: builtins.int
+    @property
+    def context(self) -> argosy.api.common.v1.context_pb2.RequestContext:
+        """Who asks. A request_id is needed."""
+
+    @property
+    def wanted(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ServerCount]:
+        """One for each kind that is to change; all others stay as they are."""
+
+    def __init__(
+        self,
+        *,
+        context: argosy.api.common.v1.context_pb2.RequestContext | None = ...,
+        wanted: collections.abc.Iterable[global___ServerCount] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context", "wanted", b"wanted"]) -> None: ...
+
+global___ScaleRunRequest = ScaleRunRequest
+
+@typing.final
+class ScaleRunResponse(google.protobuf.message.Message):
+    """The change has begun: new servers join when they are ready, others leave when they are done with what they have."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    CHANGES_FIELD_NUMBER: builtins.int
+    @property
+    def context(self) -> argosy.api.common.v1.context_pb2.ResponseContext:
+        """Who answers."""
+
+    @property
+    def changes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ScaleChange]:
+        """What was begun, in the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        context: argosy.api.common.v1.context_pb2.ResponseContext | None = ...,
+        changes: collections.abc.Iterable[global___ScaleChange] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["changes", b"changes", "context", b"context"]) -> None: ...
+
+global___ScaleRunResponse = ScaleRunResponse
+
+@typing.final
+class ServerCount(google.protobuf.message.Message):
+    """How many servers of a kind."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
+    SERVER_COUNT_FIELD_NUMBER: builtins.int
+    role: builtins.str
+    """"rollout" or "reward"."""
+    pool: builtins.str
+    """The pool of rollout servers, or the reward service. Empty: the only one that there is."""
+    server_count: builtins.int
+    """1 or more."""
+    def __init__(
+        self,
+        *,
+        role: builtins.str = ...,
+        pool: builtins.str = ...,
+        server_count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pool", b"pool", "role", b"role", "server_count", b"server_count"]) -> None: ...
+
+global___ServerCount = ServerCount
+
+@typing.final
+class ScaleChange(google.protobuf.message.Message):
+    """What was begun about a kind of servers."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
+    SERVER_COUNT_BEFORE_FIELD_NUMBER: builtins.int
+    SERVER_COUNT_FIELD_NUMBER: builtins.int
+    STARTED_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
+    role: builtins.str
+    """"rollout" or "reward"."""
+    pool: builtins.str
+    """The pool or reward service."""
+    server_count_before: builtins.int
+    """Servers until now, without those that drained already."""
+    server_count: builtins.int
+    """Servers from now on."""
+    @property
+    def started(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Member ids of those that were started."""
+
+    @property
+    def draining(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Member ids of those that drain."""
+
+    def __init__(
+        self,
+        *,
+        role: builtins.str = ...,
+        pool: builtins.str = ...,
+        server_count_before: builtins.int = ...,
+        server_count: builtins.int = ...,
+        started: collections.abc.Iterable[builtins.str] | None = ...,
+        draining: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "pool", b"pool", "role", b"role", "server_count", b"server_count", "server_count_before", b"server_count_before", "started", b"started"]) -> None: ...
+
+global___ScaleChange = ScaleChange
+
+@typing.final
 class Run(google.protobuf.message.Message):
     """A run."""
 
