@@ -24,6 +24,7 @@ from argosy.controller.launch.restarts import RestartPolicy
 from argosy.controller.launch.scaling import Scaling
 from argosy.controller.launch.signals import KILL_HOOKS
 from argosy.controller.launch.supervisor import Supervisor
+from argosy.controller.rewards.router import RewardRouter
 from argosy.controller.roster import Roster, keeps_servers
 from argosy.membership.etcd import EtcdMembership
 from argosy.membership.etcd_client import EtcdOptions
@@ -96,10 +97,9 @@ class LocalFleet:
         """Rollout servers that died while others of them were left: a live view."""
         return frozenset() if self._supervisor is None else self._supervisor.lost
 
-    def follow(self, rosters: Mapping[str, Roster[Any]]) -> None:
+    def follow(self, rosters: Mapping[str, Roster[Any]], router: RewardRouter | None = None) -> None:
         """Tell the rosters (by role) of each child that ends by itself, at once; and let servers that others have
-        started stand in for children."""
-        children = {member.member_id for member in self._planned}
+        started, those of the router too, stand in for children."""
 
         def died(name: str) -> None:
             role = next((member.role for member in self._planned if member.member_id == name), "")
@@ -107,7 +107,11 @@ class LocalFleet:
                 rosters[role].died(name, self._children.incarnations[name])
 
         def joined(group: str) -> int:
-            return sum(name not in children for name in rosters[group].clients) if group in rosters else 0
+            role, _, service = group.partition(" ")
+            there = set(rosters[role].clients) if role in rosters else set()
+            if router is not None and role == "reward":
+                there |= set(router.servers(service))
+            return len(there - {member.member_id for member in self._planned})
 
         if self._supervisor is not None:
             self._supervisor.on_death, self._supervisor.joined = died, joined
