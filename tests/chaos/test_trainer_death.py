@@ -176,6 +176,24 @@ def test_a_rank_dies_and_the_trainer_comes_back_with_fewer(job: ToyJob) -> None:
     assert main(["ledger", str(job.folder / "ranks"), "--check"]) == 0
 
 
+def test_with_the_newer_weights_of_a_rollout_server_no_step_is_done_again(job: ToyJob) -> None:
+    overrides = (*COMMON, "algorithm.adv_estimator=grpo", "argosy.deterministic=false", "argosy.restart.weights=rollout")
+    process = job.start("newer", *overrides, "trainer.save_freq=5", "trainer.total_training_steps=9")
+    try:
+        wait_until(process, lambda: len(job.metrics("newer")) >= 7, "step 7")
+        service(process, "trainer-0").kill()
+        wait_for_life(process, job, "newer", 2)
+        finish(process)
+    finally:
+        process.kill()
+    [_, life] = read_lives(job.folder / "newer" / "ledger")
+    assert life.from_step >= 7
+    assert f"its weights of step {life.from_step} come from a rollout server, its optimizer of 5" in life.cause
+    assert not (job.folder / "newer" / "ledger" / "abandoned").exists(), "nothing was given up"
+    assert [row["step"] for row in job.metrics("newer")] == list(range(1, 10))
+    assert main(["ledger", str(job.folder / "newer"), "--check"]) == 0
+
+
 def test_a_trainer_that_dies_again_at_once_ends_the_run_with_the_first_cause(job: ToyJob, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(job.folder / "model", model)

@@ -121,6 +121,7 @@ class Run:
                 except SetbackError as setback:
                     setbacks.note(setback, watchers)
                     await placement.recover(fresh=prepared.checkpoint is None)
+                    await setbacks.take_newer_weights(placement.membership, watchers)
                     continue
                 control.ended("finished")
                 return controller, exported
@@ -139,6 +140,7 @@ class Run:
                 return await life.run(leadership)
             finally:
                 setbacks.first_validation = life.first_validation
+                setbacks.last_state = None if life.controller is None else life.controller.committed_state()
         finally:
             ledger.close()
 

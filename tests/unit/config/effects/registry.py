@@ -270,6 +270,7 @@ TESTS: dict[str, str] = {
     "argosy.stop_save_s": "test_launch.py::test_stop_save",
     "argosy.restart.limit": "test_restart.py::test_limit",
     "argosy.restart.ranks": "test_restart.py::test_ranks",
+    "argosy.restart.weights": "test_restart.py::test_weights",
     "argosy.allow_remote_hosts": "test_launch.py::test_allow_remote_hosts",
     "actor_rollout_ref.rollout.tensor_model_parallel_size": "test_vllm.py::test_tensor_model_parallel_size",
     "actor_rollout_ref.rollout.gpu_memory_utilization": "test_vllm.py::test_gpu_memory_utilization",
