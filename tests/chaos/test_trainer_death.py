@@ -177,7 +177,12 @@ def test_a_rank_dies_and_the_trainer_comes_back_with_fewer(job: ToyJob) -> None:
 
 
 def test_with_the_newer_weights_of_a_rollout_server_no_step_is_done_again(job: ToyJob) -> None:
-    overrides = (*COMMON, "algorithm.adv_estimator=grpo", "argosy.deterministic=false", "argosy.restart.weights=rollout")
+    overrides = (
+        *COMMON,
+        "algorithm.adv_estimator=grpo",
+        "argosy.deterministic=false",
+        "argosy.restart.weights=rollout",
+    )
     process = job.start("newer", *overrides, "trainer.save_freq=5", "trainer.total_training_steps=9")
     try:
         wait_until(process, lambda: len(job.metrics("newer")) >= 7, "step 7")

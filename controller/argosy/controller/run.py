@@ -119,7 +119,7 @@ class Run:
                 try:
                     controller, exported = await placement.race(work, setbacks=True)
                 except SetbackError as setback:
-                    setbacks.note(setback, watchers)
+                    await setbacks.note(setback, watchers)
                     await placement.recover(fresh=prepared.checkpoint is None)
                     await setbacks.take_newer_weights(placement.membership, watchers)
                     continue

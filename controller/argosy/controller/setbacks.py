@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,7 +44,7 @@ class Setbacks:
         """The controller's, of the last step that the life before has finished; None where there was none."""
         self._newer: SetbackError | None = None
 
-    def note(self, setback: SetbackError, watchers: Watchers) -> None:
+    async def note(self, setback: SetbackError, watchers: Watchers) -> None:
         """Go back: to the newest checkpoint that this start has saved, else to where it began. Raises the first cause
         after too many setbacks without a checkpoint."""
         newest = watchers.observer.last_checkpoint
@@ -53,7 +54,9 @@ class Setbacks:
         if len(self._fruitless) > self._limit:
             log.error("%d times without a checkpoint in between: the run ends", len(self._fruitless))
             raise self._fruitless[0].cause
-        checkpoint: Checkpoint | None = self._started_from if newest is None else read_checkpoint(newest)
+        checkpoint: Checkpoint | None = self._started_from
+        if newest is not None:
+            checkpoint = await asyncio.to_thread(read_checkpoint, newest)  # it may be large
         done = watchers.control.view.step
         self.cause = setback.message
         self._newer = setback if setback.member_id.startswith("trainer") else None

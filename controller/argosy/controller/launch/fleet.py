@@ -28,7 +28,7 @@ from argosy.controller.rewards.router import RewardRouter
 from argosy.controller.roster import Roster, keeps_servers
 from argosy.membership.etcd import EtcdMembership
 from argosy.membership.etcd_client import EtcdOptions
-from argosy.types.errors import InternalError, StateError, UnavailableError
+from argosy.types.errors import ArgosyError, InternalError, StateError, UnavailableError
 from argosy.types.records import Member, ScaleChange, ServerCount
 
 _LOG = logging.getLogger(__name__)
@@ -145,11 +145,23 @@ class LocalFleet:
                 await asyncio.wait(ends, timeout=notice_s, return_when=asyncio.FIRST_COMPLETED)
             for end in sorted(ends, key=lambda end: end is not failed):
                 if end.done():
-                    raise end.result() from _failure_of(task)
+                    raise await self._cause(end.result(), task) from _failure_of(task)
             return task.result()
         finally:
-            task.cancel()
-            await asyncio.wait({task}, timeout=self._cfg.argosy.stop_grace_s)
+            await self._end(task)
+
+    async def _cause(self, error: ChildDiedError | SetbackError, task: asyncio.Future[Any]) -> ArgosyError:
+        """A setback is one only once the work has ended: nothing may be done twice at one time."""
+        if isinstance(error, SetbackError) and not await self._end(task):
+            _LOG.error("after %s the work did not end within argosy.stop_grace_s: the run ends", error)
+            return error.cause
+        return error
+
+    async def _end(self, task: asyncio.Future[Any]) -> bool:
+        """Cancel the work, and wait a while; whether it has ended."""
+        task.cancel()
+        await asyncio.wait({task}, timeout=self._cfg.argosy.stop_grace_s)
+        return task.done()
 
     async def recover(self, fresh: Collection[str] = ()) -> None:
         """After a setback: wait until every child that was started again is ready.

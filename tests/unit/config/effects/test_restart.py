@@ -81,7 +81,7 @@ async def test_weights(job: Config, tmp_path: Path) -> None:
     asked: list[str] = []
 
     class Membership(MemoryMembership):
-        async def members(self, role: str | None = None) -> list[Member]:
+        async def members(self, role: str | None = None) -> tuple[Member, ...]:
             asked.append(role or "")
             return await super().members(role)
 
@@ -96,7 +96,7 @@ async def test_weights(job: Config, tmp_path: Path) -> None:
             screen=RunConsole(9, Console(quiet=True)),
         )
         setbacks = Setbacks(prepared, 3)
-        setbacks.note(SetbackError("trainer-0", "died", ArgosyError("of something")), watchers)
+        await setbacks.note(SetbackError("trainer-0", "died", ArgosyError("of something")), watchers)
         setbacks.last_state = {"step": 7, "lineage": "l0"}
         await setbacks.take_newer_weights(Membership(), watchers)
         assert asked == asks
