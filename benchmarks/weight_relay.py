@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import multiprocessing
 import os
 import selectors
@@ -201,27 +202,25 @@ async def open_fleet(count: int, bytes_per_s: float) -> AsyncIterator[Fleet]:
         yield Fleet(rollouts, policy, card, folder)
 
 
-async def measure(counts: Sequence[int], bytes_per_s: float, repeat: int) -> tuple[float, float]:
-    """Print the measured rows; (MB of the weights, seconds of a sync of one server beyond the sending)."""
-    size_mb = overhead_s = 0.0
+async def measure(counts: Sequence[int], bytes_per_s: float, repeat: int) -> list[dict[str, Any]]:
+    """The measured rows, printed as they come."""
+    rows = []
     async with open_fleet(max(counts), bytes_per_s) as fleet:
         for count in counts:
-            row = []
+            found = []
             for fan_out in FAN_OUTS:
                 await fleet.sync(count, fan_out)
-                found = [await fleet.sync(count, fan_out) for _ in range(repeat)]
-                seconds, sent_mb, size_mb = min(found)
-                row.append((seconds, sent_mb))
-                if count == 1:
-                    overhead_s = max(0.0, seconds - 1e6 * size_mb / bytes_per_s)
-            show(count, row, "measured")
-    return size_mb, overhead_s
+                found.append(min([await fleet.sync(count, fan_out) for _ in range(repeat)]))
+            rows.append(row_of(count, found, "measured") | {"weights_mb": found[0][2]})
+    return rows
 
 
-def show(count: int, row: Sequence[tuple[float, float]], how: str) -> None:
-    """One line of the table."""
-    (direct_s, direct_mb), (relay_s, relay_mb) = row
+def row_of(count: int, found: Sequence[tuple[float, ...]], how: str) -> dict[str, Any]:
+    """One line of the table, printed; `found` has (seconds, MB that the trainer sent, …) of each fan-out."""
+    (direct_s, direct_mb, *_), (relay_s, relay_mb, *_) = found
     print(f"| {count} | {direct_s:.2f} | {direct_mb:.0f} | {relay_s:.2f} | {relay_mb:.0f} | {how} |", flush=True)
+    row = {"servers": count, "how": how, "direct_s": direct_s, "direct_mb": direct_mb}
+    return row | {"relay_s": relay_s, "relay_mb": relay_mb}
 
 
 class _Jumps(selectors.DefaultSelector):
@@ -279,14 +278,22 @@ def main() -> None:
     parser.add_argument("--simulated", type=int, default=1024, help="most servers in simulated time")
     parser.add_argument("--mb-per-s", type=float, default=50.0, help="that each sends, in all its streams")
     parser.add_argument("--repeat", type=int, default=3, help="tries; the best counts")
-    arguments = parser.parse_args()
-    speed = 1e6 * arguments.mb_per_s
+    parser.add_argument("--quick", action="store_true", help="1 and 3 servers, once")
+    parser.add_argument("--json", action="store_true", help="the rows as JSON, in a last line")
+    asked = parser.parse_args()
+    if asked.quick:
+        asked.servers, asked.simulated, asked.repeat = [1, 3], 64, 1
+    speed = 1e6 * asked.mb_per_s
     print("| servers | direct, s | trainer sent, MB | passed on, s | trainer sent, MB | |\n|---|---|---|---|---|---|")
-    size_mb, overhead_s = asyncio.run(measure(arguments.servers, speed, arguments.repeat))
-    for count in [*arguments.servers, *powers(max(arguments.servers), arguments.simulated)]:
-        found = [in_simulated_time(simulate(count, fan_out, 1e6 * size_mb, speed, overhead_s)) for fan_out in FAN_OUTS]
-        show(count, found, "simulated")
-    print(f"\n{size_mb:.1f} MB of weights, {arguments.mb_per_s:g} MB/s a sender, {overhead_s:.3f} s beyond the sending")
+    rows = asyncio.run(measure(asked.servers, speed, asked.repeat))
+    size_mb = rows[0]["weights_mb"]
+    overhead_s = max(0.0, rows[0]["direct_s"] - size_mb / asked.mb_per_s)
+    for count in [*asked.servers, *powers(max(asked.servers), asked.simulated)]:
+        found = [in_simulated_time(simulate(count, out, 1e6 * size_mb, speed, overhead_s)) for out in FAN_OUTS]
+        rows.append(row_of(count, found, "simulated"))
+    print(f"\n{size_mb:.1f} MB of weights, {asked.mb_per_s:g} MB/s a sender, {overhead_s:.3f} s beyond the sending")
+    if asked.json:
+        print(json.dumps(rows))
 
 
 if __name__ == "__main__":

@@ -23,16 +23,18 @@ from argosy.types.errors import ArgosyError
 TRAINER = ""
 """As a holder's member id."""
 MIN_PATIENCE_S, MAX_PATIENCE_S = 1.0, 30.0
-"""Bounds of `patience_of`."""
+"""Bounds of `patience_of` where nothing is known of how long a transfer takes."""
 
 
-def patience_of(deadline_s: float) -> float:
-    """How long a server waits for others to pass weights on, in a sync of that deadline.
+def patience_of(deadline_s: float, transfer_s: float = 0.0) -> float:
+    """How long a server waits for others to pass weights on, in a sync of that deadline, if the last one's transfers
+    took `transfer_s`.
 
-    >>> [patience_of(seconds) for seconds in (2, 100, 600)]
-    [1.0, 10.0, 30.0]
+    >>> [patience_of(2), patience_of(100), patience_of(600), patience_of(600, 60), patience_of(600, 300)]
+    [1.0, 10.0, 30.0, 120, 150.0]
     """
-    return min(max(0.1 * deadline_s, MIN_PATIENCE_S), MAX_PATIENCE_S)
+    unknown_s = min(max(0.1 * deadline_s, MIN_PATIENCE_S), MAX_PATIENCE_S)
+    return max(unknown_s, min(2 * transfer_s, 0.25 * deadline_s))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -117,7 +117,8 @@ async def _by_one(
         if name.startswith(METRIC):  # what the sender tells of it: how small a delta is, how much has changed …
             ctx.measured[f"sync/{name.removeprefix(METRIC)}"] = float(value)
     relays = fan_out(ctx) if transport == EVERYWHERE else None
-    sources = Sources(policy.weight_source(), relays, patience_of(deadline.seconds))
+    patience_s = patience_of(deadline.seconds, ctx.measured.get("sync/transfer_s", 0.0))
+    sources = Sources(policy.weight_source(), relays, patience_s)
     # Those in use first: who has failed before should not be what the others wait for.
     ordered = sorted(members, key=lambda member: member not in rollout.usable)
     updates = [
