@@ -202,8 +202,11 @@ async def test_d6_samples_wait_for_a_joiner_when_the_last_server_has_left_and_no
     await asyncio.sleep(0.2)
     assert not single.done()
     assert not batch.done()
+    await train(trainers[0])
+    current = await publish_and_sync(stage._ctx, stage, 1)  # nobody is there to take it, and that ends nothing
     fleet.join("rollout-1", make_rollout(start_stale=True))
-    assert len((await single).token_ids) == 12
+    assert {run.version for run in (await single).versions} == {current}
+    assert len(single.result().token_ids) == 12
     assert [len(one.token_ids) for one in await batch] == [12, 12]
     fleet.leave("rollout-1")
     stage._ctx.config = stage._ctx.config.with_values({"argosy.startup_timeout_s": 0.2})
