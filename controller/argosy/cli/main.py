@@ -14,6 +14,8 @@ COMMANDS: tuple[str, ...] = (
     "train",
     "rollout",
     "record",
+    "status",
+    "members",
     "scale",
     "ledger",
     "serve",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from argosy.controller.stall import StallWatch
+from argosy.controller.vitals import Vitals
 from argosy.membership.interface import Membership
 from argosy.types.errors import StateError
 from argosy.types.ids import PolicyVersion
@@ -45,6 +47,9 @@ class RunControl:
         self.stage = "start"
         """What the loop waits for right now."""
         self.message = ""
+        self.vitals = Vitals()
+        """What the controller sees of members."""
+        self.stalls = StallWatch(self.vitals)
         self.unsaved_steps = 0
         """Finished steps that no checkpoint has: what an end at once would lose."""
         self._interrupted = asyncio.Event()
@@ -74,6 +79,8 @@ class RunControl:
             self.stage,
             dict(view.metrics),
             self.message,
+            self.stalls.since,
+            self.stalls.stall(),
         )
 
     async def watch_run(self) -> AsyncIterator[RunStatus]:
@@ -88,11 +95,16 @@ class RunControl:
                     await self._changed.wait()
 
     async def list_members(self, role: str = "") -> Sequence[Member]:
-        """The fleet as membership has it."""
+        """The fleet as membership has it, with what this controller has seen of each."""
         if self.membership is None:
             return ()
-        members = await self.membership.members(role or None)
+        members = map(self._seen, await self.membership.members(role or None))
         return sorted(members, key=lambda member: (member.role, member.member_id))
+
+    def _seen(self, member: Member) -> Member:
+        one = self.vitals.of(member.member_id)
+        idle_s = self.vitals.idle_s(member.member_id)
+        return replace(member, sample_count=one.sample_count, idle_s=idle_s, error=one.error, error_at=one.error_at)
 
     async def pause(self) -> RunStatus:
         """Wait at the next step boundary."""
@@ -154,6 +166,7 @@ class RunControl:
     def at_stage(self, stage: str) -> None:
         """The loop now waits for this."""
         self.stage = stage
+        self.stalls.enter(stage)
         self.notify()
 
     def ended(self, state: str, message: str = "") -> None:

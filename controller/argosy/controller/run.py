@@ -132,8 +132,9 @@ class Run:
         ledger = Ledger(self._run_dir / "ledger", leadership.term, self.prepared.store.fence)
         try:
             ctx = RunContext(
-                self._config, self.prepared.run_id, leadership.term, placement.services, ledger, placement.membership
-            )
+                self._config, self.prepared.run_id, leadership.term, placement.services, ledger, placement.membership,
+                vitals=watchers.control.vitals,
+            )  # fmt: skip
             life = Life(self.prepared, ctx, watchers, setbacks.cause)
             life.first_validation = setbacks.first_validation
             try:

@@ -420,6 +420,14 @@ class Member:
     state: MemberState = MemberState.JOINING
     version: PolicyVersion | None = None
     """The policy version that it holds."""
+    sample_count: int = 0
+    """Samples that it has; this and what follows is what a controller has seen of it, and not in membership."""
+    idle_s: float = 0.0
+    """Seconds since it last gave tokens of them; 0 where it has none."""
+    error: str = ""
+    """What last went wrong between the controller and it; empty: nothing has."""
+    error_at: float = 0.0
+    """When that was, seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -570,6 +578,10 @@ class RunStatus:
     metrics: Mapping[str, float]
     """Of the last finished step."""
     message: str = ""
+    stage_since: float = 0.0
+    """When the loop began to wait for `stage`, seconds since 1970; 0: not told."""
+    stall: str = ""
+    """What stands still, whom it waits for and since when; empty: nothing does."""
 
 
 @dataclass(frozen=True, slots=True)

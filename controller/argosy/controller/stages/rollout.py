@@ -133,10 +133,14 @@ class RolloutStage(RolloutFleet):
             ctx.ledger.dispatched([request.sample_id for request in share], member)
         failure: Exception | None = None
         done = self._capacities.begin(member, share)
+        left = len(share)
+        ctx.vitals.sent(member, left)
         try:
             async for completion in ctx.services.rollouts[member].generate(share, deadline_s=ctx.deadline_s):
                 request = waiting[completion.sample_id]
                 done.take(completion, request.key)
+                left -= 1
+                ctx.vitals.ended(member)
                 if completion.finish_reason in (FinishReason.FAILED, FinishReason.ABORTED):
                     waiting[completion.sample_id] = continue_from(request, completion)
                     failure = UnavailableError(f"{member}: {completion.error or completion.finish_reason.value}")
@@ -159,6 +163,9 @@ class RolloutStage(RolloutFleet):
             failure = error
         finally:
             self._capacities.end(done)
+            ctx.vitals.ended(member, left)
+        if failure is not None:
+            ctx.vitals.failed(member, failure)
         return failure
 
 

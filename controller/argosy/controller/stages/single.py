@@ -162,6 +162,7 @@ class SingleSamples:
 
         def watch(run: TokenRun) -> None:
             running.take(run)
+            self._ctx.vitals.moved(member)
             if on_run is not None:
                 on_run(run)
 
@@ -196,6 +197,8 @@ class SingleSamples:
             failure = error
         finally:
             self._end(running, completion)
+        if failure is not None:
+            self._ctx.vitals.failed(member, failure)
         return completion, failure
 
     def _begin(self, request: GenerateRequest, member: str) -> None:
@@ -207,9 +210,11 @@ class SingleSamples:
                 self.places.leave(member)
                 raise
             self._fleet.begin_one(member)
+        self._ctx.vitals.sent(member)
 
     def _end(self, running: Running, completion: Completion | None) -> None:
         del self._running[running.request.key]
+        self._ctx.vitals.ended(running.member)
         if running.request.purpose == "train":
             made = len(running.token_ids if completion is None else completion.token_ids)
             whole = completion is not None and completion.finish_reason in WHOLE

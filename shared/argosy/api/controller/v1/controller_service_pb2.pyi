@@ -8,9 +8,11 @@ import argosy.api.common.v1.ids_pb2
 import builtins
 import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import google.protobuf.timestamp_pb2
 import sys
 import typing
 
@@ -546,6 +548,8 @@ class Run(google.protobuf.message.Message):
     STAGE_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
+    STAGE_START_TIME_FIELD_NUMBER: builtins.int
+    STALL_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Its name."""
     state: global___RunState.ValueType
@@ -560,6 +564,8 @@ class Run(google.protobuf.message.Message):
     """What the loop is waiting for right now. Empty: nothing."""
     message: builtins.str
     """What went wrong, or why it ended. Empty: nothing to tell."""
+    stall: builtins.str
+    """The stage, the member that it waits for, and since when, where that takes much longer than it did. Empty: nothing stands still."""
     @property
     def version(self) -> argosy.api.common.v1.ids_pb2.PolicyVersion:
         """The version that the rollouts serve. Unset: none yet."""
@@ -567,6 +573,10 @@ class Run(google.protobuf.message.Message):
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """Metrics of the last finished step. Empty: none has finished."""
+
+    @property
+    def stage_start_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When the loop began to wait for `stage`. Unset: not told."""
 
     def __init__(
         self,
@@ -580,9 +590,11 @@ class Run(google.protobuf.message.Message):
         stage: builtins.str = ...,
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         message: builtins.str = ...,
+        stage_start_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        stall: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["message", b"message", "metrics", b"metrics", "run_id", b"run_id", "stage", b"stage", "state", b"state", "step", b"step", "term", b"term", "total_step_count", b"total_step_count", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["stage_start_time", b"stage_start_time", "version", b"version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["message", b"message", "metrics", b"metrics", "run_id", b"run_id", "stage", b"stage", "stage_start_time", b"stage_start_time", "stall", b"stall", "state", b"state", "step", b"step", "term", b"term", "total_step_count", b"total_step_count", "version", b"version"]) -> None: ...
 
 global___Run = Run
 
@@ -617,6 +629,10 @@ class Member(google.protobuf.message.Message):
     CAPABILITIES_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    SAMPLE_COUNT_FIELD_NUMBER: builtins.int
+    IDLE_TIME_FIELD_NUMBER: builtins.int
+    LAST_ERROR_FIELD_NUMBER: builtins.int
+    LAST_ERROR_TIME_FIELD_NUMBER: builtins.int
     member_id: builtins.str
     """Unique in the fleet: "rollout-0"."""
     role: builtins.str
@@ -631,6 +647,10 @@ class Member(google.protobuf.message.Message):
     """"hf", "vllm", "sglang", … Empty: it has no meaning for the role."""
     state: global___MemberState.ValueType
     """Where it is in its life."""
+    sample_count: builtins.int
+    """Samples that the controller has sent it and that haven't ended. 0: none."""
+    last_error: builtins.str
+    """What last went wrong between the controller and it. Empty: nothing has."""
     @property
     def capabilities(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """What it can do. Empty: nothing special."""
@@ -638,6 +658,14 @@ class Member(google.protobuf.message.Message):
     @property
     def version(self) -> argosy.api.common.v1.ids_pb2.PolicyVersion:
         """The policy version that it holds. Unset: none."""
+
+    @property
+    def idle_time(self) -> google.protobuf.duration_pb2.Duration:
+        """How long ago it last gave tokens of them. Unset: it has none."""
+
+    @property
+    def last_error_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When that was. Unset: nothing has."""
 
     def __init__(
         self,
@@ -651,8 +679,12 @@ class Member(google.protobuf.message.Message):
         capabilities: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         state: global___MemberState.ValueType = ...,
         version: argosy.api.common.v1.ids_pb2.PolicyVersion | None = ...,
+        sample_count: builtins.int = ...,
+        idle_time: google.protobuf.duration_pb2.Duration | None = ...,
+        last_error: builtins.str = ...,
+        last_error_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "capabilities", b"capabilities", "engine", b"engine", "incarnation", b"incarnation", "member_id", b"member_id", "pool", b"pool", "role", b"role", "state", b"state", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["idle_time", b"idle_time", "last_error_time", b"last_error_time", "version", b"version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "capabilities", b"capabilities", "engine", b"engine", "idle_time", b"idle_time", "incarnation", b"incarnation", "last_error", b"last_error", "last_error_time", b"last_error_time", "member_id", b"member_id", "pool", b"pool", "role", b"role", "sample_count", b"sample_count", "state", b"state", "version", b"version"]) -> None: ...
 
 global___Member = Member
