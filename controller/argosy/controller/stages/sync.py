@@ -81,6 +81,7 @@ def _failures(ctx: RunContext, results: dict[str, int | BaseException]) -> dict[
         if not isinstance(result, int):
             failures[member] = result
             ctx.count("sync/failed_members")
+            ctx.vitals.failed(member, result)
     return failures
 
 
