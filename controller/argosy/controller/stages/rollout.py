@@ -123,7 +123,19 @@ class RolloutStage(RolloutFleet):
         log.warning("dispatching %d samples again (%s)", len(samples), failure)
         await asyncio.sleep(ROUND_PAUSE_S * (number + 1))
         await self.readmit()
+        if number:  # once more: it may be one of them that servers die of, which shows when each goes by itself
+            async with asyncio.TaskGroup() as group:
+                for sample in samples:
+                    group.create_task(self._by_itself(waiting, sample, sink, number + 1))
+            return None
         return await self._round(waiting, samples, sink, number + 1)
+
+    async def _by_itself(
+        self, waiting: dict[SampleId, GenerateRequest], sample: SampleId, sink: Sink, number: int
+    ) -> None:
+        completion = await self.singles.generate(waiting[sample], lost=number)
+        await sink(completion)
+        del waiting[sample]
 
     async def _serve(
         self, member: str, share: Sequence[GenerateRequest], waiting: dict[SampleId, GenerateRequest], sink: Sink
@@ -145,6 +157,7 @@ class RolloutStage(RolloutFleet):
                     waiting[completion.sample_id] = continue_from(request, completion)
                     failure = UnavailableError(f"{member}: {completion.error or completion.finish_reason.value}")
                 else:
+                    self.singles.whole_count += 1
                     await sink(completion)
                     del waiting[completion.sample_id]
         except UnavailableError as error:
