@@ -16,7 +16,7 @@ ENGINES := .venvs/engines
 ENGINES_PIP := $(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints-engines.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev install-engines install-languages language-packages demo test test-bounded kills lint format types imports stubs docs clean
+.PHONY: help install install-dev install-engines install-languages language-packages demo test test-bounded kills chaos lint format types imports stubs docs clean
 
 help:  ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -98,6 +98,9 @@ test-bounded: .venv/.stamp-dev  ## tests marked chaos or engine, bounded in time
 
 kills: .venv/.stamp-dev  ## kill runs at twenty random points each, and compare them with unbroken ones
 	ARGOSY_KILLS=20 $(BIN)/python -m pytest --timeout 3600 tests/chaos/test_exact_resume.py
+
+chaos: .venv/.stamp-dev  ## a long storm of faults over one run (ARGOSY_FAULTS=200), with a table of what recoveries took
+	ARGOSY_FAULTS=$${ARGOSY_FAULTS:-200} $(BIN)/python -m pytest -q -s tests/chaos/test_storm.py
 
 lint: .venv/.stamp-dev  ## ruff, and buf on the protos
 	$(BIN)/ruff format --check .

@@ -80,6 +80,14 @@ def lives_of(job: ToyJob, run: str) -> list[tuple[str, str]]:
     return [(life.lineage, life.cause) for life in read_lives(job.folder / run / "ledger")]
 
 
+def wait_for_checkpoint(process: subprocess.Popen[str], job: ToyJob, run: str, step: int) -> None:
+    wait_until(process, lambda: checkpoints(job, run) >= step, f"the checkpoint of step {step}")
+
+
+def wait_for_life(process: subprocess.Popen[str], job: ToyJob, run: str, number: int) -> None:
+    wait_until(process, lambda: len(lives_of(job, run)) == number, f"the run's life {number}")
+
+
 def finish(process: subprocess.Popen[str]) -> str:
     out, err = process.communicate(timeout=GUARD_S)
     assert process.returncode == 0, out + err
@@ -90,11 +98,11 @@ def test_whichever_service_dies_the_run_is_the_unbroken_one(job: ToyJob, unbroke
     process = job.start("deaths", *COMMON)
     try:
         for number, member in enumerate(MEMBERS):
-            wait_until(process, lambda number=number: checkpoints(job, "deaths") >= 4 * number + 2, "a checkpoint")
+            wait_for_checkpoint(process, job, "deaths", 4 * number + 2)
             victim = service(process, member)
             others = {name: service(process, name).pid for name in MEMBERS if name != member}
             victim.kill()
-            wait_until(process, lambda number=number: len(lives_of(job, "deaths")) == number + 2, "the next life")
+            wait_for_life(process, job, "deaths", number + 2)
             assert {name: service(process, name).pid for name in others} == others, "nobody else was touched"
         out = finish(process)
     finally:
@@ -118,7 +126,7 @@ def test_before_the_first_checkpoint_it_begins_anew(job: ToyJob, unbroken: list[
         wait_until(process, lambda: len(job.metrics("early")) >= 1, "the first step")
         before = {name: service(process, name).pid for name in MEMBERS}
         service(process, "reward-0").kill()
-        wait_until(process, lambda: len(lives_of(job, "early")) == 2, "the next life")
+        wait_for_life(process, job, "early", 2)
         after = {name: service(process, name).pid for name in MEMBERS}
         assert {name for name in MEMBERS if after[name] != before[name]} == {"reward-0", "trainer-0", "critic-0"}
         finish(process)
@@ -136,10 +144,10 @@ def test_an_asynchronous_run_loses_and_repeats_nothing(job: ToyJob) -> None:
     stream = ("argosy.max_staleness=2", "argosy.deterministic=false", "trainer.total_training_steps=10")
     process = job.start("stream", *overrides, *stream)
     try:
-        wait_until(process, lambda: checkpoints(job, "stream") >= 2, "a checkpoint")
+        wait_for_checkpoint(process, job, "stream", 2)
         rollout = service(process, "rollout-0").pid
         service(process, "trainer-0").kill()
-        wait_until(process, lambda: len(lives_of(job, "stream")) == 2, "the next life")
+        wait_for_life(process, job, "stream", 2)
         assert service(process, "rollout-0").pid == rollout
         finish(process)
     finally:
@@ -156,16 +164,39 @@ def test_a_rank_dies_and_the_trainer_comes_back_with_fewer(job: ToyJob) -> None:
     overrides = (*COMMON, "algorithm.adv_estimator=grpo", "argosy.deterministic=false", "trainer.n_gpus_per_node=2")
     process = job.start("ranks", *overrides, "trainer.total_training_steps=5", "argosy.restart.ranks=1")
     try:
-        wait_until(process, lambda: checkpoints(job, "ranks") >= 2, "a checkpoint")
+        wait_for_checkpoint(process, job, "ranks", 2)
         [rank] = [one for one in service(process, "trainer-0").children() if "argosy.trainer.ranks" in one.cmdline()]
         rank.kill()
-        wait_until(process, lambda: len(lives_of(job, "ranks")) == 2, "the next life")
+        wait_for_life(process, job, "ranks", 2)
         assert not service(process, "trainer-0").children(), "one rank needs no others"
         finish(process)
     finally:
         process.kill()
     assert [row["step"] for row in job.metrics("ranks")] == [1, 2, 3, 4, 5]
     assert main(["ledger", str(job.folder / "ranks"), "--check"]) == 0
+
+
+def test_with_the_newer_weights_of_a_rollout_server_no_step_is_done_again(job: ToyJob) -> None:
+    overrides = (
+        *COMMON,
+        "algorithm.adv_estimator=grpo",
+        "argosy.deterministic=false",
+        "argosy.restart.weights=rollout",
+    )
+    process = job.start("newer", *overrides, "trainer.save_freq=5", "trainer.total_training_steps=9")
+    try:
+        wait_until(process, lambda: len(job.metrics("newer")) >= 7, "step 7")
+        service(process, "trainer-0").kill()
+        wait_for_life(process, job, "newer", 2)
+        finish(process)
+    finally:
+        process.kill()
+    [_, life] = read_lives(job.folder / "newer" / "ledger")
+    assert life.from_step >= 7
+    assert f"its weights of step {life.from_step} come from a rollout server, its optimizer of 5" in life.cause
+    assert not (job.folder / "newer" / "ledger" / "abandoned").exists(), "nothing was given up"
+    assert [row["step"] for row in job.metrics("newer")] == list(range(1, 10))
+    assert main(["ledger", str(job.folder / "newer"), "--check"]) == 0
 
 
 def test_a_trainer_that_dies_again_at_once_ends_the_run_with_the_first_cause(job: ToyJob, tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from argosy.membership.memory import MemoryMembership
 from argosy.roles.rollout import Rollout
 from argosy.trainer.backends import make_backend
 from argosy.trainer.core import Trainer
-from argosy.types.errors import FencedError, StateError, UnavailableError
+from argosy.trainer.options import LoraOptions
+from argosy.types.errors import FencedError, StateError, StepMismatchError, UnavailableError
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import LossConfig, UpdateConfig, WeightChunk, WeightsManifest
 from contract.forms import Form, MakeRollout, collect, mutation, request
@@ -323,3 +324,31 @@ async def test_f8_a_leader_that_was_replaced_neither_syncs_nor_catches_up(fleet:
     with pytest.raises(FencedError):
         await fleet.sync(0)
     assert fleet.versions()["b"] is None
+
+
+async def test_d11_a_newcomer_gets_what_is_under_an_adapter_from_the_trainer_and_the_adapter_from_a_server(
+    grpc_form: Form, make_rollout: MakeRollout, tmp_path: Path, tiny: Path
+) -> None:
+    trainer = Trainer(options_for(tiny, lora=LoraOptions(rank=4, alpha=8)), make_backend)
+    fleet = Fleet(grpc_form, make_rollout, tmp_path, trainer)
+    await fleet.start(**{"actor_rollout_ref.model.lora_rank": 4})
+    await fleet.join("a", "b", "c")
+    for step in (0, 1):
+        version = await fleet.sync(step)
+        assert fleet.versions() == dict.fromkeys("abc", version)
+        await fleet.train()
+    assert fleet.ctx.measured["sync/trainer_mb"] == 2 * fleet.ctx.measured["sync/manifest_mb"], "an adapter, passed on"
+    await fleet.join("d")
+    with pytest.raises(StepMismatchError):  # the trainer has trained on, and can't tell what is under it any more
+        await catch_up(fleet.ctx, fleet.stage, "d")
+    version = await fleet.sync(2)
+    await fleet.join("e")
+    fleet.sent.clear()
+    await catch_up(fleet.ctx, fleet.stage, "e")
+    assert fleet.versions() == dict.fromkeys("abcde", version)
+    assert sum(fleet.sent.values()) == fleet.size, "the adapter alone"
+    found = [await collect(core, [request(1, temperature=0.0)]) for core in fleet.cores.values()]
+    assert len({one[request(1).key].token_ids for one in found}) == 1
+    assert (await fleet.trainer.weight_source().get_manifest()).adapter is not None
+    await fleet.stage.turns.close()
+    trainer.close()

@@ -7,6 +7,7 @@ import json
 import time
 from pathlib import Path
 
+from argosy.cli.main import main
 from argosy.rpc.clients.controller import ControllerClient
 from support.toy import ToyJob
 
@@ -26,6 +27,8 @@ async def steer(folder: Path) -> None:
         assert run.total_steps == 100000
         [member] = await client.list_members("controller")
         assert member.member_id == "controller-0"
+        for command in ("status", "members"):
+            assert await asyncio.to_thread(main, [command, "--run", str(folder), "--json"]) == 0
         await client.pause()
         async for seen in client.watch_run():
             if seen.stage == "paused":

@@ -49,7 +49,9 @@ class Seat:
     member_id: str
     fence: TermFence
     takes_over: bool
-    """Another controller has led this run in this folder: where it came to is the point to go on from."""
+    """Another controller has led this run in this folder."""
+    stood_by: bool = False
+    """It led while this one waited: where it came to is the point to go on from, wherever it had begun."""
 
     @property
     def cause(self) -> str:
@@ -106,6 +108,7 @@ class Candidacy:
         self._run_dir = config.run_folder.resolve()
         self._membership = membership
         self._tell = tell
+        self._stood_by = False
         self.member_id = f"controller-{socket.gethostname()}-{secrets.token_hex(3)}"
 
     async def stand(self) -> Seat | Ended:
@@ -164,7 +167,7 @@ class Candidacy:
             return _ended(self._run_id, end.value)
         known = await asyncio.to_thread(folder_leader, self._run_dir)
         takes_over = known is not None and known.leader.run_id == self._run_id
-        self._tell(f"{self.member_id} leads run {self._run_id} with term {leadership.term}")
+        self._tell(f"{self.member_id} is the next to lead run {self._run_id}, and looks for its services")
         # Before anybody is shut out: a candidate that is cut off from the services must not stop one that isn't.
         await self.wait_for_services(at_least=takes_over)
         fence = TermFence(self._run_dir, Leader(self._run_id, leadership.term), self.member_id)
@@ -173,7 +176,8 @@ class Candidacy:
         except FencedError as error:
             log.warning("%s", error)
             return None
-        return Seat(self._membership, leadership, self.member_id, fence, takes_over)
+        self._tell(f"{self.member_id} leads run {self._run_id} with term {leadership.term}")
+        return Seat(self._membership, leadership, self.member_id, fence, takes_over, self._stood_by)
 
     async def wait_for_services(self, *, at_least: bool) -> Mapping[str, Member]:
         """Until all are there that a run needs. Raises DeadlineError that names who is missing."""
@@ -190,6 +194,7 @@ class Candidacy:
             except UnavailableError:
                 leader = None
             if leader is not None:
+                self._stood_by = True
                 self._tell(
                     f"{self.member_id} stands by: {leader.member_id} at {leader.address} leads run {self._run_id} "
                     f"with term {term_of(leader)}"

@@ -10,6 +10,7 @@ from argosy.config import Config
 from argosy.controller.ledger import Ledger
 from argosy.controller.rewards.router import RewardRouter
 from argosy.controller.roster import Roster
+from argosy.controller.vitals import Vitals
 from argosy.membership.interface import Membership
 from argosy.roles.policy import Critic, Policy
 from argosy.roles.reference import Reference
@@ -71,6 +72,8 @@ class RunContext:
     counters: dict[str, float] = field(default_factory=dict)
     """Things counted over the whole run (re-dispatched samples, failed verdicts …)."""
 
+    vitals: Vitals = field(default_factory=Vitals)
+    """What is seen of members."""
     measured: dict[str, float] = field(default_factory=dict)
     """Figures of the last sync, which go into the metrics of the step that they belong to."""
 

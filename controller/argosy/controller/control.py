@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from argosy.controller.stall import StallWatch
+from argosy.controller.vitals import Vitals
 from argosy.membership.interface import Membership
+from argosy.types.errors import StateError
 from argosy.types.ids import PolicyVersion
-from argosy.types.records import Member, RunStatus
+from argosy.types.records import Member, RunStatus, ScaleChange, ServerCount
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Scaler = Callable[[Sequence[ServerCount]], Awaitable[Sequence[ScaleChange]]]
 
 
 @dataclass(slots=True)
@@ -36,11 +40,16 @@ class RunControl:
     def __init__(self, run_id: str = "", total_steps: int = 0) -> None:
         self.view = RunView(run_id, total_steps)
         self.membership: Membership | None = None
+        self.scaler: Scaler | None = None
+        """What starts and drains servers; None where no launcher of this run does."""
         self.stop_requested = False
         """The loop ends after the step that it is in."""
         self.stage = "start"
         """What the loop waits for right now."""
         self.message = ""
+        self.vitals = Vitals()
+        """What the controller sees of members."""
+        self.stalls = StallWatch(self.vitals)
         self.unsaved_steps = 0
         """Finished steps that no checkpoint has: what an end at once would lose."""
         self._interrupted = asyncio.Event()
@@ -70,6 +79,8 @@ class RunControl:
             self.stage,
             dict(view.metrics),
             self.message,
+            self.stalls.since,
+            self.stalls.stall(),
         )
 
     async def watch_run(self) -> AsyncIterator[RunStatus]:
@@ -84,11 +95,16 @@ class RunControl:
                     await self._changed.wait()
 
     async def list_members(self, role: str = "") -> Sequence[Member]:
-        """The fleet as membership has it."""
+        """The fleet as membership has it, with what this controller has seen of each."""
         if self.membership is None:
             return ()
-        members = await self.membership.members(role or None)
+        members = map(self._seen, await self.membership.members(role or None))
         return sorted(members, key=lambda member: (member.role, member.member_id))
+
+    def _seen(self, member: Member) -> Member:
+        one = self.vitals.of(member.member_id)
+        idle_s = self.vitals.idle_s(member.member_id)
+        return replace(member, sample_count=one.sample_count, idle_s=idle_s, error=one.error, error_at=one.error_at)
 
     async def pause(self) -> RunStatus:
         """Wait at the next step boundary."""
@@ -109,6 +125,15 @@ class RunControl:
         self._running.set()
         self.notify()
         return await self.get_run()
+
+    async def scale(self, wanted: Sequence[ServerCount]) -> Sequence[ScaleChange]:
+        """Start or drain servers."""
+        if self.scaler is None:
+            raise StateError(
+                "this run can't be scaled: only one with argosy.placement=local has a launcher that starts servers; "
+                "start and stop those of other runs where they are (argosy serve)"
+            )
+        return await self.scaler(wanted)
 
     @property
     def interrupted(self) -> bool:
@@ -141,6 +166,7 @@ class RunControl:
     def at_stage(self, stage: str) -> None:
         """The loop now waits for this."""
         self.stage = stage
+        self.stalls.enter(stage)
         self.notify()
 
     def ended(self, state: str, message: str = "") -> None:

@@ -84,6 +84,8 @@ async def _lead(config: Config, data: RunData, seat: Seat, console: Console, sig
     prepared: PreparedRun | None = None
     try:
         start_logging(run_dir / "logs", console, seat.member_id)
+        if seat.stood_by:
+            config = config.with_values({"trainer.resume_mode": "auto", "trainer.resume_from_path": None})
         prepared = await asyncio.to_thread(PreparedRun, config, data, fence=seat.fence, services_stay=True)
         telemetry = config.argosy.telemetry
         tracing = setup_from_settings(

@@ -63,6 +63,8 @@ class Life:
         self._folder = prepared.run_dir / "ledger"
         self.first_validation: ValidationResult | None = None
         """Of the run: set it before `run` in a life after the first, and take it from there after each."""
+        self.controller: Controller | None = None
+        """Once there is one."""
 
     async def run(self, leadership: Leadership) -> tuple[Controller, str | None]:
         """To the last step; the controller, and the folder of the exported model. Raises the first cause of a failure,
@@ -79,6 +81,7 @@ class Life:
                 producer=None if prepared.replayed is None else ReplayProducer(ctx, prepared.replayed),
                 recorder=await stack.enter_async_context(recorder),
             )  # fmt: skip
+            self.controller = controller
             abandoned = self._begin()
             if self._cause:
                 log.info("%d samples of the abandoned lineage were ended", await end_abandoned(ctx))

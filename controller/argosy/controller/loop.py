@@ -86,6 +86,10 @@ class LoopState:
     """Of the step, as far as they are known when it is saved: a crash may come before they are logged."""
     counters: Mapping[str, float] = field(default_factory=dict)
     """Of the run, at the end of the step."""
+    kl_coef: float = 0.0
+    """Of KL in the reward, when the step's books were closed."""
+    noted_step: int = -1
+    """Which step that was: the data order and the running figures here are of that moment too."""
 
 
 class Controller:
@@ -245,6 +249,7 @@ class Controller:
         """What a checkpoint of the present step needs, all of one moment."""
         self.state.sampler_state = self._producer.sampler_state()
         self.state.reward_state = self._producer.reward_state()
+        self.state.kl_coef, self.state.noted_step = self.kl.coef, self.state.step
         if everything:
             self.state.stream = self._producer.state()
             self.state.entries = [entry.row() for entry in self.ctx.ledger.uncommitted()]
@@ -394,6 +399,15 @@ class Controller:
             PENDING_VALIDATION: self.held_out.pending,
             IN_FLIGHT: {"stream": dict(self.state.stream), "entries": list(self.state.entries)},
         }
+
+    def committed_state(self) -> dict[str, Any] | None:
+        """As `controller_state`, of the last step whose books are closed, wherever the loop is by now; None before the
+        first, and where something may be under way between two steps."""
+        step, state = self.state.cut.step, self.state
+        if state.noted_step != step or self.ctx.config.argosy.streams:
+            return None
+        metrics = dict(state.metrics) if state.metrics.get("training/global_step") == step else {}
+        return self.controller_state() | {"step": step, "kl_coef": state.kl_coef, "metrics": metrics, "version": None}
 
     async def _finish_early(self) -> None:
         """A stop was asked for: keep the work."""

@@ -17,11 +17,13 @@ from typing import Any, Protocol, TypeVar, cast
 
 from argosy.config import Config
 from argosy.controller.context import Services
+from argosy.controller.control import Scaler
 from argosy.controller.launch import LocalFleet
 from argosy.controller.launch.lock import RunFolderLock
 from argosy.controller.launch.plan import plan_members, services_of
 from argosy.controller.references import open_references
 from argosy.controller.rewards.connect import check_external, open_router
+from argosy.controller.rewards.router import RewardRouter
 from argosy.controller.roster import Roster, open_rollouts
 from argosy.membership.interface import Membership
 from argosy.membership.memory import MemoryMembership
@@ -65,6 +67,8 @@ class Placement:
     race: Race
     come_back: Callable[[bool], Awaitable[Services]] | None = None
     """What `recover` does; None where nothing is ever on its way back."""
+    scale: Scaler | None = None
+    """Starts and drains servers; None where this process starts none."""
 
     async def recover(self, *, fresh: bool) -> None:
         """After a SetbackError: wait until all services are there again. `fresh`: with trainers that are as at the very
@@ -133,11 +137,14 @@ async def _local(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
             references = open_references(config, fleet.membership, members, options, policy)
             reference, rosters["reference"] = await stack.enter_async_context(references)
         roster = rosters.get("rollout")
-        fleet.follow(rosters)
-        router = open_router(config, options, policy, membership=fleet.membership)
+        router: RewardRouter | None = None
+        if scores:
+            opening = open_router(config, options, policy, membership=fleet.membership)
+            router = await stack.enter_async_context(opening)
+        fleet.follow(rosters, router)
         services = Services(
             rollouts={} if roster is None else roster.clients,
-            reward=await stack.enter_async_context(router) if scores else NO_REWARD,
+            reward=NO_REWARD if router is None else router,
             policy=one("trainer", PolicyClient, NO_TRAINER),
             reference=reference,
             critic=one("critic", CriticClient),
@@ -156,7 +163,7 @@ async def _local(config: Config, run_dir: Path) -> AsyncIterator[Placement]:
                 critic=one("critic", CriticClient),
             )
 
-        yield Placement(services, fleet.membership, fleet.race, come_back)
+        yield Placement(services, fleet.membership, fleet.race, come_back, fleet.scale)
 
 
 def rpc_settings(config: Config) -> tuple[RpcOptions, RetryPolicy]:

@@ -87,6 +87,8 @@ async def open_fleet(config: Config, seat: Seat) -> AsyncIterator[Placement]:
             ones.clear()
             ones.update({member.role: member for member in found if member.role in CLIENTS})
             watch.renew(ones)
+            if roster is not None:
+                roster.renew([member for member in found if member.role == "rollout"])
             again = {role: connect(member) for role, member in ones.items()}
             return replace(
                 services, policy=again["trainer"], reference=again.get("reference"), critic=again.get("critic")

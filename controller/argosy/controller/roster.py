@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from argosy.config import Config
+from argosy.controller.live import Live
 from argosy.membership.interface import Membership
-from argosy.types.errors import InternalError, UnavailableError
+from argosy.types.errors import InternalError
 from argosy.types.records import NO_LEADER, Leader, Member, MemberState
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ class Closable(Protocol):
 
 
 Client = TypeVar("Client", bound=Closable)
-Client_co = TypeVar("Client_co", covariant=True)
 
 
 class Listener(Protocol):
@@ -54,33 +54,6 @@ class Listener(Protocol):
 
     def left(self, member: Member) -> None:
         """A server is gone; its connection is being closed."""
-
-
-class LeftError(UnavailableError, KeyError):
-    """A member that isn't in the fleet (any more) was asked for: a KeyError for mappings, away for all others."""
-
-    __str__ = UnavailableError.__str__
-
-
-class Live(Mapping[str, Client_co], Generic[Client_co]):
-    """Member id → connection, as of now. To ask for one that has left is LeftError: it may leave at any time."""
-
-    def __init__(self, entries: Mapping[str, tuple[Member, Client_co]], check: Callable[[], None]) -> None:
-        self._entries = entries
-        self._check = check
-
-    def __getitem__(self, member_id: str) -> Client_co:
-        entry = self._entries.get(member_id)
-        if entry is None:
-            raise LeftError(f"{member_id} has left the fleet")
-        return entry[1]
-
-    def __iter__(self) -> Iterator[str]:
-        self._check()
-        return iter(sorted(self._entries))  # a copy: others may join or leave while somebody goes through them
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
 
 class Roster(Generic[Client]):

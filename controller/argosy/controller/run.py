@@ -101,6 +101,7 @@ class Run:
             else:
                 leadership = self._seat.leadership  # it ends later than the run does
             control.view.term, control.view.state = leadership.term, "running"
+            control.scaler = placement.scale
             await stack.enter_async_context(
                 serve_control(
                     control,
@@ -118,8 +119,9 @@ class Run:
                 try:
                     controller, exported = await placement.race(work, setbacks=True)
                 except SetbackError as setback:
-                    setbacks.note(setback, watchers)
+                    await setbacks.note(setback, watchers)
                     await placement.recover(fresh=prepared.checkpoint is None)
+                    await setbacks.take_newer_weights(placement.membership, watchers)
                     continue
                 control.ended("finished")
                 return controller, exported
@@ -130,14 +132,16 @@ class Run:
         ledger = Ledger(self._run_dir / "ledger", leadership.term, self.prepared.store.fence)
         try:
             ctx = RunContext(
-                self._config, self.prepared.run_id, leadership.term, placement.services, ledger, placement.membership
-            )
+                self._config, self.prepared.run_id, leadership.term, placement.services, ledger, placement.membership,
+                vitals=watchers.control.vitals,
+            )  # fmt: skip
             life = Life(self.prepared, ctx, watchers, setbacks.cause)
             life.first_validation = setbacks.first_validation
             try:
                 return await life.run(leadership)
             finally:
                 setbacks.first_validation = life.first_validation
+                setbacks.last_state = None if life.controller is None else life.controller.committed_state()
         finally:
             ledger.close()
 

@@ -11,7 +11,7 @@ from argosy.api.common.v1 import context_pb2
 from argosy.api.controller.v1 import controller_service_pb2 as pb
 from argosy.api.controller.v1 import controller_service_pb2_grpc
 from argosy.roles.controller import RunController
-from argosy.rpc.codec.controller import member_to_pb, run_to_pb
+from argosy.rpc.codec.controller import member_to_pb, run_to_pb, scale_change_to_pb, server_count_from_pb
 from argosy.rpc.gate import Gate
 from argosy.types.errors import NotFoundError
 from argosy.types.records import Mutation, RunStatus
@@ -64,6 +64,17 @@ class ControllerServicer(controller_service_pb2_grpc.ControllerServiceServicer):
             return await self._controller.stop(request.reason)
 
         return await self._steer("StopRun", request.context, context, stop, pb.StopRunResponse)
+
+    async def ScaleRun(self, request: pb.ScaleRunRequest, context: _Call[Any, Any]) -> pb.ScaleRunResponse:
+        """Start or drain servers."""
+        await self._run_of(request.context)
+        wanted = [server_count_from_pb(one) for one in request.wanted]
+
+        async def work(ctx: Mutation) -> pb.ScaleRunResponse:
+            changes = await self._controller.scale(wanted)
+            return pb.ScaleRunResponse(context=self._gate.respond(), changes=map(scale_change_to_pb, changes))
+
+        return await self._gate.mutate("ScaleRun", request.context, context, work, fenced=False)
 
     async def _steer(
         self,

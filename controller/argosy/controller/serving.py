@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator
@@ -59,9 +60,11 @@ async def serve_control(
     registration = await membership.register(member)
     address = {"address": server.address, "run_id": control.view.run_id, "incarnation": incarnation}
     write_atomically(run_dir / ADDRESS_FILE, json.dumps(address).encode())
+    watching = asyncio.create_task(control.stalls.run(control.notify), name="watch for stalls")
     try:
         yield server.address
     finally:
+        watching.cancel()
         _remove(run_dir / ADDRESS_FILE, incarnation)
         await registration.close()
         await server.stop(grace_s=1.0)

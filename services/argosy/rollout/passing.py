@@ -14,7 +14,7 @@ from argosy.types.records import WeightChunk, WeightsManifest
 from argosy.weightsync.crc import crc32
 from argosy.weightsync.staging import Staging
 
-MIN_SILENCE_S, MAX_SILENCE_S = 5.0, 30.0
+MIN_SILENCE_S, MAX_SILENCE_S = 2.0, 30.0
 """Bounds of the time that a source may send nothing before it is taken for lost."""
 SILENCE_SHARE = 0.25
 """Of the deadline: there must be time left for another source."""

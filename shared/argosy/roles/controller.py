@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from argosy.types.records import Member, RunStatus
+from argosy.types.records import Member, RunStatus, ScaleChange, ServerCount
 
 
 class RunController(Protocol):
@@ -33,4 +33,11 @@ class RunController(Protocol):
 
     async def stop(self, reason: str = "") -> RunStatus:
         """Save a checkpoint after the step that the loop is in, and end."""
+        ...
+
+    async def scale(self, wanted: Sequence[ServerCount]) -> Sequence[ScaleChange]:
+        """Start or drain rollout and reward servers on the launcher's machine, until there are as many as asked for.
+
+        Returns when that has begun. Raises InvalidInputError or StateError, with nothing changed, where it can't be.
+        """
         ...

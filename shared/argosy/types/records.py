@@ -420,6 +420,14 @@ class Member:
     state: MemberState = MemberState.JOINING
     version: PolicyVersion | None = None
     """The policy version that it holds."""
+    sample_count: int = 0
+    """Samples that it has; this and what follows is what a controller has seen of it, and not in membership."""
+    idle_s: float = 0.0
+    """Seconds since it last gave tokens of them; 0 where it has none."""
+    error: str = ""
+    """What last went wrong between the controller and it; empty: nothing has."""
+    error_at: float = 0.0
+    """When that was, seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -570,6 +578,37 @@ class RunStatus:
     metrics: Mapping[str, float]
     """Of the last finished step."""
     message: str = ""
+    stage_since: float = 0.0
+    """When the loop began to wait for `stage`, seconds since 1970; 0: not told."""
+    stall: str = ""
+    """What stands still, whom it waits for and since when; empty: nothing does."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCount:
+    """How many servers of a kind a run is to have on the launcher's machine."""
+
+    role: str
+    """"rollout" or "reward"."""
+    count: int
+    pool: str = ""
+    """Of rollout servers; of reward servers, their service. Empty: the only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleChange:
+    """What a launcher began to do about a `ServerCount`."""
+
+    role: str
+    pool: str
+    before: int
+    """Servers until now, without those that drained already."""
+    count: int
+    """Servers from now on."""
+    started: tuple[str, ...] = ()
+    """Member ids of new ones, which join when they are ready."""
+    draining: tuple[str, ...] = ()
+    """Member ids of those that finish what they have, and leave."""
 
 
 def request_id_of(run_id: str, *parts: object) -> str:

@@ -108,3 +108,14 @@ def test_async_fleet() -> None:
     # Virtual time, the same on every machine.
     assert ahead["samples_per_s"] > 1.5 * synchronous["samples_per_s"]
     assert all(row["controller_cpu_s"] > 0 and row["top"] for row in rows)
+
+
+def test_weight_relay() -> None:
+    rows = json.loads(run("weight_relay.py", "--quick", "--json").splitlines()[-1])
+    assert [row["servers"] for row in rows if row["how"] == "measured"] == [1, 3]
+    size = rows[0]["weights_mb"]
+    for row in rows:
+        assert row["direct_mb"] == pytest.approx(row["servers"] * size)
+        assert row["relay_mb"] == pytest.approx(min(2, row["servers"]) * size)
+    simulated = {row["servers"]: row for row in rows if row["how"] == "simulated"}
+    assert simulated[48]["relay_s"] < 0.2 * simulated[48]["direct_s"]

@@ -108,7 +108,7 @@ async def test_one_leads_and_the_other_takes_over(
     assert not standing.done()
     await first.leadership.resign()
     second = await candidates.wins(standing)
-    assert (second.leadership.term, second.takes_over) == (2, True)
+    assert (second.leadership.term, second.takes_over, first.stood_by, second.stood_by) == (2, True, False, True)
     assert second.cause == f"{second.member_id} leads with term 2"
     assert await membership.members("standby") == ()
     with pytest.raises(FencedError), first.fence.writing():

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from argosy.controller.roster import LeftError, Roster, open_roster
+from argosy.controller.live import LeftError
+from argosy.controller.roster import Roster, open_roster
 from argosy.membership.memory import MemoryMembership, MemoryRegistration
 from argosy.types.errors import InternalError, UnavailableError
 from argosy.types.records import Member, MemberState

@@ -15,6 +15,7 @@ from argosy.controller.context import Services
 from argosy.controller.ledger import Ledger, LedgerError
 from argosy.controller.stages import single
 from argosy.controller.stages.rollout import RolloutStage
+from argosy.controller.vitals import Vitals
 from argosy.types.errors import ArgosyError, InternalError, OverloadedError, UnavailableError
 from argosy.types.ids import SampleId
 from argosy.types.records import Completion, FinishReason, GenerateRequest, SamplingParams
@@ -57,7 +58,7 @@ def stage(tmp_path: Path, **servers: Server) -> RolloutStage:
     ledger = Ledger(tmp_path, 1)
     services = Services(rollouts=servers, reward=None, policy=None, reference=None)  # type: ignore[arg-type]
     ctx = types.SimpleNamespace(
-        config=Config(), deadline_s=0.5, count=lambda *_: None, services=services, ledger=ledger
+        config=Config(), deadline_s=0.5, count=lambda *_: None, services=services, ledger=ledger, vitals=Vitals()
     )
     return RolloutStage(cast(Any, ctx))
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -156,11 +157,15 @@ def test_runs(state: str) -> None:
     for version in (None, VERSION):
         run = RunStatus("run", state, 0, 10, 1, version, "rollout", {"a": 0.0}, "")
         assert controller.run_from_pb(controller.run_to_pb(run)) == run
+        run = replace(run, stage_since=1.7e9 + 0.25, stall="rollout-1 has given nothing")
+        assert controller.run_from_pb(controller.run_to_pb(run)) == run
 
 
 @pytest.mark.parametrize("state", list(MemberState))
 def test_members(state: MemberState) -> None:
     member = Member("rollout-0", "rollout", "h:1", "x", "default", "hf", {"a": "b"}, state, VERSION)
+    assert controller.member_from_pb(controller.member_to_pb(member)) == member
+    member = replace(member, sample_count=3, idle_s=0.5, error="gone", error_at=1.7e9 + 0.125)
     assert controller.member_from_pb(controller.member_to_pb(member)) == member
 
 

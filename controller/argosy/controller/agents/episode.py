@@ -21,7 +21,7 @@ from typing import Any
 from argosy.controller.agents.template import TurnTemplate
 from argosy.controller.plain import cleaned
 from argosy.text.tokenizer import Message
-from argosy.types.errors import ArgosyError, CorruptDataError, StateError
+from argosy.types.errors import ArgosyError, CorruptDataError, StateError, UnavailableError
 from argosy.types.records import (
     Completion,
     FinishReason,
@@ -115,6 +115,8 @@ class Episode:
         )
         try:
             completion = await self._policy(request)
+            if completion.finish_reason is FinishReason.FAILED:  # servers die of it, or can't go on with it
+                raise UnavailableError(completion.error)
         except ArgosyError as error:
             self.failure = error
             raise

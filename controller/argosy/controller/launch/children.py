@@ -15,6 +15,7 @@ from argosy.config import Config
 from argosy.controller.launch.interpreters import program_of
 from argosy.controller.launch.plan import PlannedMember, module_of
 from argosy.controller.launch.process import ChildSpec
+from argosy.controller.roster import keeps_servers
 from argosy.membership.etcd_client import EtcdOptions
 
 # Children of a higher stage are drained first: who asks others goes before who answers; etcd (0) is the last.
@@ -60,8 +61,14 @@ class ServiceChildren:
             argv += ["--pool", member.pool]
         if member.role == "reward" and cfg.argosy.reward.services:
             argv += ["--name", member.pool]
-        stage = _STAGES.get(member.role, 1)
-        return ChildSpec(member.member_id, argv, stage=stage, env=member.env, group=group_of(member))
+        return ChildSpec(
+            member.member_id,
+            argv,
+            stage=_STAGES.get(member.role, 1),
+            env=member.env,
+            group=group_of(member),
+            is_awaited=member.role == "rollout" and not keeps_servers(cfg),
+        )
 
 
 def group_of(member: PlannedMember) -> str:

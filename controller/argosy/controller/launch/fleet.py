@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Coroutine, Mapping, Set
+from collections.abc import Collection, Coroutine, Mapping, Sequence, Set
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -17,17 +17,19 @@ from argosy.controller.launch.errors import ChildDiedError, SetbackError
 from argosy.controller.launch.etcd import start_etcd
 from argosy.controller.launch.interpreters import check_interpreters
 from argosy.controller.launch.lock import RunFolderLock
-from argosy.controller.launch.plan import plan_members, remote_counts, services_of
+from argosy.controller.launch.plan import PlannedMember, plan_members, remote_counts, services_of
 from argosy.controller.launch.process import ChildSpec
 from argosy.controller.launch.readiness import wait_ready
 from argosy.controller.launch.restarts import RestartPolicy
+from argosy.controller.launch.scaling import Scaling
 from argosy.controller.launch.signals import KILL_HOOKS
 from argosy.controller.launch.supervisor import Supervisor
+from argosy.controller.rewards.router import RewardRouter
 from argosy.controller.roster import Roster, keeps_servers
 from argosy.membership.etcd import EtcdMembership
 from argosy.membership.etcd_client import EtcdOptions
-from argosy.types.errors import InternalError, StateError, UnavailableError
-from argosy.types.records import Member
+from argosy.types.errors import ArgosyError, InternalError, StateError, UnavailableError
+from argosy.types.records import Member, ScaleChange, ServerCount
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -67,6 +69,7 @@ class LocalFleet:
         self._lock = RunFolderLock(self._run_dir)
         self._supervisor: Supervisor | None = None
         self._children = ServiceChildren(cfg, self._run_dir, modules or {})
+        self._scaling: Scaling | None = None
         self._restarts = False
         self._reborn: set[str] = set()
         """Who was started again and is not known to be ready yet."""
@@ -94,10 +97,9 @@ class LocalFleet:
         """Rollout servers that died while others of them were left: a live view."""
         return frozenset() if self._supervisor is None else self._supervisor.lost
 
-    def follow(self, rosters: Mapping[str, Roster[Any]]) -> None:
+    def follow(self, rosters: Mapping[str, Roster[Any]], router: RewardRouter | None = None) -> None:
         """Tell the rosters (by role) of each child that ends by itself, at once; and let servers that others have
-        started stand in for children."""
-        children = {member.member_id for member in self._planned}
+        started, those of the router too, stand in for children."""
 
         def died(name: str) -> None:
             role = next((member.role for member in self._planned if member.member_id == name), "")
@@ -105,7 +107,11 @@ class LocalFleet:
                 rosters[role].died(name, self._children.incarnations[name])
 
         def joined(group: str) -> int:
-            return sum(name not in children for name in rosters[group].clients) if group in rosters else 0
+            role, _, service = group.partition(" ")
+            there = set(rosters[role].clients) if role in rosters else set()
+            if router is not None and role == "reward":
+                there |= set(router.servers(service))
+            return len(there - {member.member_id for member in self._planned})
 
         if self._supervisor is not None:
             self._supervisor.on_death, self._supervisor.joined = died, joined
@@ -139,11 +145,23 @@ class LocalFleet:
                 await asyncio.wait(ends, timeout=notice_s, return_when=asyncio.FIRST_COMPLETED)
             for end in sorted(ends, key=lambda end: end is not failed):
                 if end.done():
-                    raise end.result() from _failure_of(task)
+                    raise await self._cause(end.result(), task) from _failure_of(task)
             return task.result()
         finally:
-            task.cancel()
-            await asyncio.wait({task}, timeout=self._cfg.argosy.stop_grace_s)
+            await self._end(task)
+
+    async def _cause(self, error: ChildDiedError | SetbackError, task: asyncio.Future[Any]) -> ArgosyError:
+        """A setback is one only once the work has ended: nothing may be done twice at one time."""
+        if isinstance(error, SetbackError) and not await self._end(task):
+            _LOG.error("after %s the work did not end within argosy.stop_grace_s: the run ends", error)
+            return error.cause
+        return error
+
+    async def _end(self, task: asyncio.Future[Any]) -> bool:
+        """Cancel the work, and wait a while; whether it has ended."""
+        task.cancel()
+        await asyncio.wait({task}, timeout=self._cfg.argosy.stop_grace_s)
+        return task.done()
 
     async def recover(self, fresh: Collection[str] = ()) -> None:
         """After a setback: wait until every child that was started again is ready.
@@ -153,7 +171,7 @@ class LocalFleet:
         """
         if self._supervisor is None:
             raise RuntimeError("enter the LocalFleet first: async with LocalFleet(...) as fleet")
-        for member in self._planned:
+        for member in list(self._planned):
             if member.role in fresh and member.member_id not in self._reborn:
                 await self._supervisor.retire(member.member_id)
                 self._reborn.add(member.member_id)
@@ -175,9 +193,17 @@ class LocalFleet:
                 self.members[back.role] = tuple(sorted([*others, back], key=lambda one: one.member_id))
             return
 
+    async def scale(self, wanted: Sequence[ServerCount]) -> Sequence[ScaleChange]:
+        """Start or drain rollout and reward servers until there are so many; see `Scaling.scale`."""
+        if self._scaling is None:
+            raise StateError("the fleet is not ready yet: scale it once the run has begun")
+        return await self._scaling.scale(wanted)
+
     async def stop(self) -> None:
         """Drain and end everything. Safe to call twice."""
         try:
+            if self._scaling is not None:
+                await self._scaling.close()
             if hasattr(self, "membership") and self._supervisor is not None:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.membership.close(), 5.0)
@@ -212,7 +238,12 @@ class LocalFleet:
         for group in {group_of(member) for member in self._planned} - {""}:
             others = sum(count for (role, pool), count in remote.items() if group in (role, f"{role} {pool}"))
             supervisor.allow_losses(group, others=others)
+        self._scaling = Scaling(self._cfg, self._planned, self._start_one, supervisor.retire)
         _LOG.info("the fleet is ready: %s", ", ".join(f"{member.member_id}@{member.address}" for member in ready))
+
+    async def _start_one(self, member: PlannedMember) -> None:
+        if self._supervisor is not None:
+            await self._supervisor.start(self._children.spec(member))
 
     def _renewed(self, spec: ChildSpec, spare: bool) -> ChildSpec | None:
         """What a dead child is started again as: itself, as another incarnation."""
@@ -221,7 +252,7 @@ class LocalFleet:
             return None
         if spare and member.role == "rollout" and keeps_servers(self._cfg):  # nobody would talk to its new life
             return None
-        if not spare:  # else the run goes on, and takes it in when it is ready
+        if not spare and not spec.is_awaited:  # else the run goes on, and takes it in when it is ready
             self._reborn.add(member.member_id)
         return self._children.spec(member, again=True)
 

@@ -73,45 +73,31 @@ def plan_members(cfg: Config, counts: Mapping[str, int]) -> list[PlannedMember]:
     planned: list[PlannedMember] = []
     for role, count in counts.items():
         if role == "rollout" and cfg.argosy.pools:
-            planned += _pool_members(cfg)
-            continue
-        if role == "reward" and cfg.argosy.reward.services:
-            planned += _reward_members(cfg)
-            continue
-        process = getattr(cfg.argosy.services, role)
-        engine = cfg.actor_rollout_ref.rollout.name if role == "rollout" else ""
-        key = f"argosy.services.{role}.python"
-        planned += [
-            PlannedMember(f"{role}-{number}", role, DEFAULT_POOL, engine, process.python, key, process.env)
-            for number in range(count)
-        ]
+            pools = {name: pool.count for name, pool in cfg.pools.items() if not pool.remote}
+        elif role == "reward" and cfg.argosy.reward.services:
+            pools = {name: one.count for name, one in cfg.rewards.items() if not one.remote and not one.address}
+        else:
+            pools = {DEFAULT_POOL: count}
+        planned += [plan_member(cfg, role, pool, number) for pool, many in pools.items() for number in range(many)]
     return planned
 
 
-def _pool_members(cfg: Config) -> list[PlannedMember]:
-    members: list[PlannedMember] = []
-    for name, pool in cfg.pools.items():
-        if pool.remote:
-            continue
-        seen = cfg.for_pool(name)
-        process, engine = seen.argosy.services.rollout, seen.actor_rollout_ref.rollout.name
-        key = f"argosy.pools.{name}.python" if pool.python else "argosy.services.rollout.python"
-        members += [
-            PlannedMember(f"rollout-{name}-{number}", "rollout", name, engine, process.python, key, process.env)
-            for number in range(pool.count)
-        ]
-    return members
-
-
-def _reward_members(cfg: Config) -> list[PlannedMember]:
-    members: list[PlannedMember] = []
-    for name, service in cfg.rewards.items():
-        if service.remote or service.address:
-            continue
-        process = cfg.for_reward(name).argosy.services.reward
-        key = f"argosy.reward.services.{name}.python" if service.python else "argosy.services.reward.python"
-        members += [
-            PlannedMember(f"reward-{name}-{number}", "reward", name, "", process.python, key, process.env)
-            for number in range(service.count)
-        ]
-    return members
+def plan_member(cfg: Config, role: str, pool: str, number: int) -> PlannedMember:
+    """One server: the so manyth of its pool (or reward service), from 0. A run without pools (or named reward services)
+    has the pool "default", which no id names."""
+    engine, key, name = "", f"argosy.services.{role}.python", f"{role}-{number}"
+    process = getattr(cfg.argosy.services, role)
+    if role == "rollout":
+        engine = cfg.actor_rollout_ref.rollout.name
+    if role == "rollout" and cfg.argosy.pools:
+        seen = cfg.for_pool(pool)
+        process, engine, name = (
+            seen.argosy.services.rollout,
+            seen.actor_rollout_ref.rollout.name,
+            f"{role}-{pool}-{number}",
+        )
+        key = f"argosy.pools.{pool}.python" if cfg.pools[pool].python else key
+    if role == "reward" and cfg.argosy.reward.services:
+        process, name = cfg.for_reward(pool).argosy.services.reward, f"{role}-{pool}-{number}"
+        key = f"argosy.reward.services.{pool}.python" if cfg.rewards[pool].python else key
+    return PlannedMember(name, role, pool, engine, process.python, key, process.env)

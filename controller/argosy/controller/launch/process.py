@@ -31,6 +31,8 @@ class ChildSpec:
     """Added to the launcher's own environment. May hold secrets: not for logs."""
     group: str = ""
     """Children of one group can stand in for each other (`Supervisor.allow_losses`); "" is no group."""
+    is_awaited: bool = False
+    """Whether the run's work waits by itself, and loses nothing, until it is there again after its death."""
 
 
 class ChildProcess:

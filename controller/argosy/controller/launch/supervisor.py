@@ -202,7 +202,7 @@ class Supervisor:
         self._drop(child)
         del self._waiters[name]
         self._restarts[name] = asyncio.create_task(self._restart(spec, wait_s, error), name=f"restart {name}")
-        if not spare and not self.setback.done():
+        if not spare and not spec.is_awaited and not self.setback.done():
             self.setback.set_result(SetbackError.of(error))
         return True
 

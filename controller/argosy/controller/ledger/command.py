@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from argosy.controller.ledger.check import check_ledger
+from argosy.controller.ledger.lives import RunLife, read_lives
 from argosy.controller.ledger.lookup import find_lives, timeline
 from argosy.controller.ledger.segments import load_segment, steps_in
 from argosy.controller.ledger.summary import Summary, percentiles, summarise
@@ -44,10 +47,12 @@ def show_summary(path: Path, *, as_json: bool) -> int:
     run_dir = find_run(path)
     with _progress(run_dir) as on_step:
         summary = summarise(run_dir, on_step)
+    lives = read_lives(run_dir / "ledger")
     if as_json:
-        print(json.dumps(summary.plain()))
+        print(json.dumps(summary.plain() | {"lives": [asdict(life) for life in lives]}))
     else:
         _print_summary(run_dir, summary)
+        _print_lives(lives)
     return 0
 
 
@@ -160,6 +165,17 @@ def _print_summary(run_dir: Path, summary: Summary) -> None:
             table.add_row(name, str(count), str(summary.tokens[name]))
         print()
         console.print(table)
+
+
+def _print_lives(lives: Sequence[RunLife]) -> None:
+    """Where the run went back, and why; nothing of a run that was only started once."""
+    if len(lives) < 2:
+        return
+    print(f"\nlineages, the last {min(SHOWN, len(lives))} of {len(lives)}")
+    for life in lives[-SHOWN:]:
+        when = datetime.fromtimestamp(life.started_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        began = f"from step {life.from_step}" if life.from_step else "from the beginning"
+        print(f"  {life.lineage:>5}  {when}  {began}: {life.cause or 'the command was started'}")
 
 
 def _counts(counts: Counter[str]) -> str:

@@ -26,6 +26,8 @@ from argosy.controller.recording.recorder import open_recorder
 from argosy.controller.recording.store import FOLDER, HEAD, Record, RecordedStep, StepEntry
 from argosy.controller.recovery import CheckpointStore
 from argosy.controller.rewards.trial import try_prompts
+from argosy.controller.stages.newcomers import Newcomers
+from argosy.controller.stages.relay import catch_up
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.controller.stream_build import build_producer
 from argosy.types.errors import ArgosyError, ConfigError
@@ -176,6 +178,7 @@ class _Rollouts:
                 await try_prompts(ctx.services.router, self._sampler.of_each_kind(), max_error_rate=tolerated)
             rollout = RolloutStage(ctx)
             rollout.version = await own_version(ctx)
+            stack.push_async_callback(Newcomers(ctx, rollout, catch_up).close)
             agents = build_agents(ctx, rollout)
             if agents is not None:
                 rollout.answerer = agents
@@ -226,7 +229,7 @@ async def own_version(ctx: RunContext) -> PolicyVersion:
 
     Raises ConfigError if they differ: a record is of one policy.
     """
-    found = {name: (await server.status()).version for name, server in ctx.services.rollouts.items()}
+    found = {name: (await server.status()).version for name, server in list(ctx.services.rollouts.items())}
     versions = {version for version in found.values() if version is not None}
     if len(versions) != 1:
         told = ", ".join(f"{name}: {'none' if one is None else one.short}" for name, one in sorted(found.items()))

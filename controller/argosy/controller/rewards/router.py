@@ -69,6 +69,11 @@ class RewardRouter:
         """Their names."""
         return tuple(self._services)
 
+    def servers(self, service: str) -> tuple[str, ...]:
+        """Who judges for a service now: member ids, or addresses."""
+        found = self._services.get(service)
+        return () if found is None else found.replicas.keys
+
     async def start(self) -> None:
         """Ask every service what it can do. Raises ConfigError that names each that can't be asked."""
         names = list(self._services)

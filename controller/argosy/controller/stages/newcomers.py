@@ -42,12 +42,12 @@ class Newcomers:
         self._catch_up = catch_up
         self._tasks: dict[str, asyncio.Task[None]] = {}
         roster = ctx.services.roster
-        self._unsubscribe = None if roster is None else roster.subscribe(self)
-
-    @property
-    def expected(self) -> frozenset[str]:
-        """Those that are being brought in."""
-        return frozenset(self._tasks)
+        self._unsubscribe: Callable[[], None] | None = None
+        if roster is not None:
+            self._unsubscribe = roster.subscribe(self)
+            for member in map(roster.member, roster.clients):
+                if member is not None and member.state is MemberState.DRAINING:
+                    rollout.drains(member.member_id)
 
     def joined(self, member: Member) -> None:
         """See Listener."""

@@ -17,7 +17,7 @@ from argosy.types.records import TransferOffer, WeightsManifest
 log = logging.getLogger(__name__)
 
 MAX_SOURCES = 3
-"""Holders that a server tries in one sync."""
+"""Holders that a server tries in one sync; the last of them is the trainer."""
 
 
 class Deadline:
@@ -88,7 +88,7 @@ async def stage(ctx: RunContext, update: Update, sources: Sources, begin: Callab
     begun, check_s, failed = False, 0.0, set[str]()
     for number in range(1, MAX_SOURCES + 1):
         try:
-            async with sources.lent(failed) as holder:
+            async with sources.lent(failed, last=number == MAX_SOURCES) as holder:
                 clock = time.perf_counter()
                 if not begun:
                     begin()

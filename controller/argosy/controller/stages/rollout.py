@@ -123,7 +123,19 @@ class RolloutStage(RolloutFleet):
         log.warning("dispatching %d samples again (%s)", len(samples), failure)
         await asyncio.sleep(ROUND_PAUSE_S * (number + 1))
         await self.readmit()
+        if number:  # once more: it may be one of them that servers die of, which shows when each goes by itself
+            async with asyncio.TaskGroup() as group:
+                for sample in samples:
+                    group.create_task(self._by_itself(waiting, sample, sink, number + 1))
+            return None
         return await self._round(waiting, samples, sink, number + 1)
+
+    async def _by_itself(
+        self, waiting: dict[SampleId, GenerateRequest], sample: SampleId, sink: Sink, number: int
+    ) -> None:
+        completion = await self.singles.generate(waiting[sample], lost=number)
+        await sink(completion)
+        del waiting[sample]
 
     async def _serve(
         self, member: str, share: Sequence[GenerateRequest], waiting: dict[SampleId, GenerateRequest], sink: Sink
@@ -133,14 +145,19 @@ class RolloutStage(RolloutFleet):
             ctx.ledger.dispatched([request.sample_id for request in share], member)
         failure: Exception | None = None
         done = self._capacities.begin(member, share)
+        left = len(share)
+        ctx.vitals.sent(member, left)
         try:
             async for completion in ctx.services.rollouts[member].generate(share, deadline_s=ctx.deadline_s):
                 request = waiting[completion.sample_id]
                 done.take(completion, request.key)
+                left -= 1
+                ctx.vitals.ended(member)
                 if completion.finish_reason in (FinishReason.FAILED, FinishReason.ABORTED):
                     waiting[completion.sample_id] = continue_from(request, completion)
                     failure = UnavailableError(f"{member}: {completion.error or completion.finish_reason.value}")
                 else:
+                    self.singles.whole_count += 1
                     await sink(completion)
                     del waiting[completion.sample_id]
         except UnavailableError as error:
@@ -159,6 +176,9 @@ class RolloutStage(RolloutFleet):
             failure = error
         finally:
             self._capacities.end(done)
+            ctx.vitals.ended(member, left)
+        if failure is not None:
+            ctx.vitals.failed(member, failure)
         return failure
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from argosy.controller.context import RunContext
 from argosy.controller.stages.dispatch import Places
 from argosy.controller.stages.fleet import RolloutFleet
 from argosy.types.errors import ArgosyError, DeadlineError, OverloadedError, StateError, UnavailableError
-from argosy.types.records import Completion, FinishReason, Generated, GenerateRequest, TokenRun, VersionRun
+from argosy.types.records import Completion, Failed, FinishReason, Generated, GenerateRequest, TokenRun, VersionRun
 
 log = logging.getLogger(__name__)
 
@@ -19,11 +20,18 @@ OnRun = Callable[[TokenRun], None]
 
 MAX_ROUNDS = 5
 """How often a sample is dispatched, without a new token, before the run gives up on it."""
+SUSPECT_AFTER = 2
+"""A sample of which so many servers in a row were lost goes to the next one when no other suspect is anywhere: what is
+lost then is lost by it. The others that were there with it, which nothing ails, are soon done."""
+POISONOUS = "poisonous"
+"""Of the outcome of a sample that its servers die of, or can't go on with."""
 ROUND_PAUSE_S = 0.5
 MIN_PAUSE_S = 0.05
 """Before an overloaded server is asked again, even if it says at once."""
 LEAVES = "leaves"
 """As whom a server's places are held that drains."""
+LOST = (UnavailableError, DeadlineError)
+"""How a call ends whose server is lost, or can't make this sample."""
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 """How a sample ends that needs nothing more."""
 
@@ -74,22 +82,29 @@ class SingleSamples:
         """What samples have that no server has right now."""
         self._rescue: asyncio.Task[None] | None = None
         """Waits for a server to come back while there is none."""
+        self._alone = asyncio.Lock()
+        """Held by the one suspect that is at a server."""
+        self.whole_count = 0
+        """Samples that servers have made. While none comes, a failure is no sample's own fault."""
         self._readmitting: asyncio.Task[None] | None = None
 
-    async def generate(self, request: GenerateRequest, on_run: OnRun | None = None) -> Completion:
-        """See `RolloutStage.generate_one`."""
+    async def generate(self, request: GenerateRequest, on_run: OnRun | None = None, lost: int = 0) -> Completion:
+        """See `RolloutStage.generate_one`. `lost`: Servers that failed with it before, in a row."""
         try:
-            return await self._generate(request, on_run)
+            return await self._generate(request, on_run, lost)
         finally:
             self._parked.pop(request.key, None)
 
-    async def _generate(self, request: GenerateRequest, on_run: OnRun | None) -> Completion:
-        tries, overloaded_s = 0, 0.0
+    async def _generate(self, request: GenerateRequest, on_run: OnRun | None, tries: int) -> Completion:
+        overloaded_s, whole_before = 0.0, 0 if tries else self.whole_count
         while True:
             self._parked[request.key] = request.generated
-            member = await self._place(request)
-            completion, failure = await self._try(member, request, on_run)
+            suspect = tries >= SUSPECT_AFTER
+            async with self._alone if suspect else contextlib.nullcontext():
+                member = await self._place(request)
+                completion, failure = await self._try(member, request, on_run)
             if completion is not None and completion.finish_reason in WHOLE:
+                self.whole_count += 1
                 return completion
             before = len(request.generated.token_ids)
             if completion is not None:
@@ -104,6 +119,9 @@ class SingleSamples:
                 await asyncio.sleep(pause_s)
                 continue
             tries = 1 if len(request.generated.token_ids) > before else tries + 1
+            if suspect and isinstance(failure, LOST) and self.whole_count > whole_before:
+                self._ctx.count("rollout/poisonous_samples")
+                return _poisonous(request, member, tries, failure)
             if tries >= MAX_ROUNDS:
                 raise UnavailableError(
                     f"{request.key} could not be generated in {MAX_ROUNDS} tries; the last failure was: {failure}"
@@ -162,6 +180,7 @@ class SingleSamples:
 
         def watch(run: TokenRun) -> None:
             running.take(run)
+            self._ctx.vitals.moved(member)
             if on_run is not None:
                 on_run(run)
 
@@ -196,6 +215,8 @@ class SingleSamples:
             failure = error
         finally:
             self._end(running, completion)
+        if failure is not None:
+            self._ctx.vitals.failed(member, failure)
         return completion, failure
 
     def _begin(self, request: GenerateRequest, member: str) -> None:
@@ -207,9 +228,11 @@ class SingleSamples:
                 self.places.leave(member)
                 raise
             self._fleet.begin_one(member)
+        self._ctx.vitals.sent(member)
 
     def _end(self, running: Running, completion: Completion | None) -> None:
         del self._running[running.request.key]
+        self._ctx.vitals.ended(running.member)
         if running.request.purpose == "train":
             made = len(running.token_ids if completion is None else completion.token_ids)
             whole = completion is not None and completion.finish_reason in WHOLE
@@ -255,6 +278,26 @@ class SingleSamples:
             self.places.fail(error)
             return
         self.places.fail(UnavailableError(f"no rollout server was usable in {MAX_ROUNDS} tries"))
+
+
+def _poisonous(request: GenerateRequest, member: str, tries: int, failure: ArgosyError) -> Completion:
+    """The end of a sample that is dropped, never a 0: it is masked, counted, and in the books with its reason."""
+    error = (
+        f"{tries} servers in a row failed with {request.key}, the last one ({member}) while no other suspect was there"
+    )
+    log.error("%s is dropped: %s: %s", request.key, error, failure)
+    have = request.generated
+    return Completion(
+        request.sample_id,
+        have.token_ids,
+        have.log_probs,
+        have.versions,
+        FinishReason.FAILED,
+        error=f"{error}: {failure}",
+        purpose=request.purpose,
+        member_id=member,
+        outcome=Failed(POISONOUS, f"{error}: {failure}"),
+    )
 
 
 def _partial(running: Running) -> Completion:

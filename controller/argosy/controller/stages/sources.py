@@ -22,6 +22,19 @@ from argosy.types.errors import ArgosyError
 
 TRAINER = ""
 """As a holder's member id."""
+MIN_PATIENCE_S, MAX_PATIENCE_S = 1.0, 30.0
+"""Bounds of `patience_of` where nothing is known of how long a transfer takes."""
+
+
+def patience_of(deadline_s: float, transfer_s: float = 0.0) -> float:
+    """How long a server waits for others to pass weights on, in a sync of that deadline, if the last one's transfers
+    took `transfer_s`.
+
+    >>> [patience_of(2), patience_of(100), patience_of(600), patience_of(600, 60), patience_of(600, 300)]
+    [1.0, 10.0, 30.0, 120, 150.0]
+    """
+    unknown_s = min(max(0.1 * deadline_s, MIN_PATIENCE_S), MAX_PATIENCE_S)
+    return max(unknown_s, min(2 * transfer_s, 0.25 * deadline_s))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,32 +54,38 @@ class Sources:
         trainer: Where the bytes are at the beginning.
         fan_out: Servers that take them from the trainer; None: all do, and no server passes them on. The trainer serves
             more only if nobody else can.
+        patience_s: Seconds without any change after which one of those who wait is served by the trainer all the same:
+            those who take the bytes now may be frozen.
     """
 
-    def __init__(self, trainer: WeightSource, fan_out: int | None) -> None:
+    def __init__(self, trainer: WeightSource, fan_out: int | None, patience_s: float = MAX_PATIENCE_S) -> None:
+        self._patience_s = patience_s
         self._trainer = Holder(TRAINER, trainer)
         self._relays = fan_out is not None
         self._left = fan_out or 0
         self._free: deque[Holder] = deque()
         self._lent = 0
         self._changed = asyncio.Event()
+        self._changed_at = _now()
 
     def add(self, holder: Holder) -> None:
         """A server has all bytes from now on."""
         if self._relays:
             self._free.append(holder)
-            self._changed.set()
+            self._tell()
 
     @asynccontextmanager
-    async def lent(self, besides: Collection[str] = ()) -> AsyncIterator[Holder]:
+    async def lent(self, besides: Collection[str] = (), *, last: bool = False) -> AsyncIterator[Holder]:
         """Wait for a holder, not one of `besides` if there is another, and take from it within the context.
 
-        One that an error in there blames (`blamed`) is no source any more.
+        One that an error in there blames (`blamed`) is no source any more. On a `last` try the trainer is asked at
+        once: too many others have failed.
         """
-        while (holder := self._pick(besides)) is None:
-            self._changed.clear()
-            await self._changed.wait()
+        holder = self._ask_trainer() if last else self._pick(besides)
+        while holder is None:
+            holder = self._pick(besides) if await self._change() else self._ask_trainer()
         self._lent += 1
+        self._tell()
         try:
             yield holder
         except BaseException as error:
@@ -80,7 +99,23 @@ class Sources:
                 self.add(holder)
         finally:
             self._lent -= 1
-            self._changed.set()
+            self._tell()
+
+    async def _change(self) -> bool:
+        """Wait until anything is otherwise; False if nothing is for too long, to one of those who wait."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._changed.wait()
+        except TimeoutError:
+            if _now() - self._changed_at >= self._patience_s:
+                self._tell()  # the others wait as long again
+                return False
+        return True
+
+    def _tell(self) -> None:
+        self._changed_at = _now()
+        self._changed.set()
 
     def _pick(self, besides: Collection[str]) -> Holder | None:
         if not self._relays:
@@ -102,3 +137,7 @@ class Sources:
 def blamed(error: BaseException) -> str:
     """The address of the source to which a server puts its failure down; "" if it was the server's own."""
     return error.metadata.get(SOURCE, "") if isinstance(error, ArgosyError) else ""
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

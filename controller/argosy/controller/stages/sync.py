@@ -39,9 +39,10 @@ async def publish_and_sync(ctx: RunContext, rollout: RolloutStage, step: int) ->
         manifest = await publish(ctx, step, await choose_form(ctx, _members(rollout)))
         await rollout.wake(step)
         sync_id = f"{ctx.lineage}-{step}"
-        members = _members(rollout)
-        manifest = await with_bases(ctx, members, sync_id, manifest, step, partial(_send_to, ctx, rollout))
-        results = await _send_to(ctx, rollout, members, sync_id, manifest)
+        members, deadline = _members(rollout), Deadline(ctx.deadline_s)
+        send = partial(_send_to, ctx, rollout, deadline)
+        manifest = await with_bases(ctx, members, sync_id, manifest, step, send, deadline)
+        results = await send(members, sync_id, manifest)
         failures = _failures(ctx, dict(zip(members, results, strict=True)))
         if len(failures) == len(members):
             _nobody_took_it(ctx, step, failures)
@@ -80,18 +81,23 @@ def _failures(ctx: RunContext, results: dict[str, int | BaseException]) -> dict[
         if not isinstance(result, int):
             failures[member] = result
             ctx.count("sync/failed_members")
+            ctx.vitals.failed(member, result)
     return failures
 
 
 async def _send_to(
-    ctx: RunContext, rollout: RolloutStage, members: Sequence[str], sync_id: str, manifest: WeightsManifest
+    ctx: RunContext,
+    rollout: RolloutStage,
+    deadline: Deadline,
+    members: Sequence[str],
+    sync_id: str,
+    manifest: WeightsManifest,
 ) -> list[int | BaseException]:
     """Bring servers to what is published; for each the bytes that it took, or what went wrong with it.
 
     Two failures are tried again once. Damage: a sender on disk then mends what it wrote, and no server takes a delta
     twice. Memory that could not be shared after all, where that was our own choice: by the stream.
     """
-    deadline = Deadline(ctx.deadline_s)
     ways, silent = await choose_transports(ctx, members, deadline)
     results: dict[str, int | BaseException] = dict(silent)
     for member in silent:

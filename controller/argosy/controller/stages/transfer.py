@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from argosy.controller.context import RunContext
 from argosy.controller.stages.phases import Deadline, Staged, Update, brief, stage
 from argosy.controller.stages.rollout import RolloutStage
-from argosy.controller.stages.sources import TRAINER, Holder, Sources
+from argosy.controller.stages.sources import TRAINER, Holder, Sources, patience_of
 from argosy.controller.stages.swaps import Swap
 from argosy.roles.weights import PassesOn
 from argosy.types.errors import ArgosyError, UnavailableError
@@ -116,7 +116,9 @@ async def _by_one(
     for name, value in (offers[0].options if offers else {}).items():
         if name.startswith(METRIC):  # what the sender tells of it: how small a delta is, how much has changed …
             ctx.measured[f"sync/{name.removeprefix(METRIC)}"] = float(value)
-    sources = Sources(policy.weight_source(), fan_out(ctx) if transport == EVERYWHERE else None)
+    relays = fan_out(ctx) if transport == EVERYWHERE else None
+    patience_s = patience_of(deadline.seconds, ctx.measured.get("sync/transfer_s", 0.0))
+    sources = Sources(policy.weight_source(), relays, patience_s)
     # Those in use first: who has failed before should not be what the others wait for.
     ordered = sorted(members, key=lambda member: member not in rollout.usable)
     updates = [

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from argosy.controller.context import RunContext
+from argosy.controller.stages.phases import Deadline
 from argosy.types.errors import ArgosyError, NotFoundError, StateError
 from argosy.types.records import WeightsForm, WeightsManifest
 from argosy.weightsync.adapter import MISSING_BASE, NO_LONE_ADAPTER
@@ -48,7 +49,13 @@ async def publish(ctx: RunContext, step: int, form: WeightsForm, *why: str) -> W
 
 
 async def with_bases(
-    ctx: RunContext, members: Sequence[str], sync_id: str, manifest: WeightsManifest, step: int, send: Send
+    ctx: RunContext,
+    members: Sequence[str],
+    sync_id: str,
+    manifest: WeightsManifest,
+    step: int,
+    send: Send,
+    deadline: Deadline,
 ) -> WeightsManifest:
     """Give the base of an adapter to the servers that lack it (newcomers, and those that began with other weights).
 
@@ -57,7 +64,8 @@ async def with_bases(
     """
     if manifest.adapter is None:
         return manifest
-    lacking = [m for m in await asyncio.gather(*(_lacks_base(ctx, m, sync_id, manifest) for m in members)) if m]
+    asked = await asyncio.gather(*(_lacks_base(ctx, member, sync_id, manifest, deadline) for member in members))
+    lacking = [member for member in asked if member]
     if not lacking:
         return manifest
     base = await publish(ctx, step, WeightsForm.BASE, "base")
@@ -79,14 +87,14 @@ async def _takes_adapters(ctx: RunContext, member: str) -> bool:
     return status.capabilities.get("adapter_sync") == "true"
 
 
-async def _lacks_base(ctx: RunContext, member: str, sync_id: str, manifest: WeightsManifest) -> str:
+async def _lacks_base(ctx: RunContext, member: str, sync_id: str, manifest: WeightsManifest, deadline: Deadline) -> str:
     """The member, if it refuses the adapter for that reason; "" otherwise."""
     mutation = ctx.mutation("sync-probe", sync_id, member)
     try:
-        async with asyncio.timeout(ctx.deadline_s):
+        async with deadline.bound(f"{member} has not told what it holds"):
             await ctx.services.rollouts[member].start_weight_update(sync_id, manifest, mutation)
     except NotFoundError as error:
         return member if error.metadata.get("missing") == MISSING_BASE else ""
-    except (ArgosyError, TimeoutError):
+    except ArgosyError:
         return ""  # what else is wrong, the sync itself meets and reports
     return ""

@@ -158,6 +158,10 @@ class RestartConfig:
     server of its kind, sends the run back to its last checkpoint. 0: such a death ends the run."""
     ranks: int | None = None
     """Ranks of a trainer or critic that is started again; null: as many as before (trainer.n_gpus_per_node)."""
+    weights: str = "checkpoint"
+    """Where a trainer that is started again has its weights from. "checkpoint": all as it was then. "rollout": the last
+    finished step's from a rollout server, so that no step is done again, with the optimizer's state of the checkpoint,
+    which is older. Synchronous runs only, without critic and LoRA."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from argosy.config.validate.parallel import (
     check_model_heads,
     check_parallel_sizes,
     check_ranks,
-    check_restart_ranks,
 )
 from argosy.config.validate.placement import (
     check_fleet,
@@ -42,6 +41,7 @@ from argosy.config.validate.relations import (
     check_optimizer,
     check_trainer,
 )
+from argosy.config.validate.restart import check_restart
 from argosy.config.validate.reward_models import check_judge_files, check_own_weights, check_reward_models
 from argosy.config.validate.rewards import check_reward_configs, check_rewards
 from argosy.config.validate.rules import check_fields
@@ -64,7 +64,7 @@ CHECKS: tuple[Callable[[Config], Iterable[str]], ...] = (
     check_trainer,
     check_parallel_sizes,
     check_ranks,
-    check_restart_ranks,
+    check_restart,
     check_compilation,
     check_lora,
     check_8bit,

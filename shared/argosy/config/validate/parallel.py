@@ -27,22 +27,6 @@ def check_parallel_sizes(config: Config) -> Iterator[str]:
             )
 
 
-def check_restart_ranks(config: Config) -> Iterator[str]:
-    """A trainer that is started again with other ranks would be one that can work."""
-    ranks = config.argosy.restart.ranks
-    if ranks is None or ranks == config.trainer.n_gpus_per_node:
-        return
-    again = config.with_values({"trainer.n_gpus_per_node": ranks})
-    for check in (check_parallel_sizes, check_ranks):
-        for problem in check(again):
-            yield f"argosy.restart.ranks: got {ranks}, with which a trainer can't be started again: {problem}"
-    if config.argosy.deterministic:
-        yield (
-            f"argosy.restart.ranks: got {ranks} with argosy.deterministic=true and trainer.n_gpus_per_node="
-            f"{config.trainer.n_gpus_per_node}: sums over other ranks round otherwise; wants null"
-        )
-
-
 def check_compilation(config: Config) -> Iterator[str]:
     """PyTorch 2.13 can't trace layers whose weights are divided (RecursionError in its tracer)."""
     tensor = config.argosy.trainer.tensor_parallel_size

@@ -267,6 +267,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "argosy.weight_sync.transport": ("auto", "stream", "shared_memory", "collective", "disk"),
     "argosy.weight_sync.delta": ("auto", "off", "xor"),
     "argosy.weight_sync.while_generating": ("keep", "abort", "finish"),
+    "argosy.restart.weights": ("checkpoint", "rollout"),
     "argosy.weight_sync.collective_backend": ("auto", "gloo", "nccl"),
     "argosy.weight_sync.adapter_only": ("auto", "off", "on"),
     "argosy.openai.source": ("dataset", "sessions"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
@@ -13,11 +13,11 @@ from argosy.api.controller.v1 import controller_service_pb2 as pb
 from argosy.api.controller.v1.controller_service_pb2_grpc import ControllerServiceStub
 from argosy.rpc.channel import Caller
 from argosy.rpc.codec.common import mutation_to_pb, read_context_to_pb
-from argosy.rpc.codec.controller import member_from_pb, run_from_pb
+from argosy.rpc.codec.controller import member_from_pb, run_from_pb, scale_change_from_pb, server_count_to_pb
 from argosy.rpc.errors import from_rpc_error
 from argosy.rpc.options import RpcOptions
 from argosy.rpc.retry import RetryPolicy
-from argosy.types.records import Member, Mutation, RunStatus
+from argosy.types.records import Member, Mutation, RunStatus, ScaleChange, ServerCount
 
 if TYPE_CHECKING:
     from argosy.api.controller.v1.controller_service_pb2_grpc import ControllerServiceAsyncStub
@@ -79,6 +79,14 @@ class ControllerClient:
         """Save a checkpoint after the step that the loop is in, and end."""
         return await self._steer(self._stub.StopRun, lambda context: pb.StopRunRequest(context=context, reason=reason))
 
+    async def scale(self, wanted: Sequence[ServerCount]) -> list[ScaleChange]:
+        """Have servers started or drained. Raises InvalidInputError, StateError where that can't be."""
+        counts = [server_count_to_pb(one) for one in wanted]
+        response = await self._mutate(
+            self._stub.ScaleRun, lambda context: pb.ScaleRunRequest(context=context, wanted=counts)
+        )
+        return [scale_change_from_pb(change) for change in response.changes]
+
     async def close(self) -> None:
         """End the running calls and close the connection."""
         await self._caller.close()
@@ -86,11 +94,16 @@ class ControllerClient:
     async def _steer(
         self, method: Callable[..., Awaitable[Any]], request: Callable[[context_pb2.RequestContext], Any]
     ) -> RunStatus:
+        return run_from_pb((await self._mutate(method, request)).run)
+
+    async def _mutate(
+        self, method: Callable[..., Awaitable[Any]], request: Callable[[context_pb2.RequestContext], Any]
+    ) -> Any:
+        """The response to a mutation of the run that the controller leads, done once however often it is sent."""
         run = await self.get_run()
         ctx = Mutation(run.run_id, 0, uuid.uuid4().hex, self._deadline_s)
 
-        async def attempt(timeout_s: float, left_s: float) -> RunStatus:
-            response = await method(request(mutation_to_pb(ctx, deadline_s=left_s)), timeout=timeout_s)
-            return run_from_pb(response.run)
+        async def attempt(timeout_s: float, left_s: float) -> Any:
+            return await method(request(mutation_to_pb(ctx, deadline_s=left_s)), timeout=timeout_s)
 
         return await self._caller.retry(attempt, deadline_s=self._deadline_s)

@@ -24,9 +24,11 @@ _sym_db = _symbol_database.Default()
 
 from argosy.api.common.v1 import context_pb2 as argosy_dot_api_dot_common_dot_v1_dot_context__pb2
 from argosy.api.common.v1 import ids_pb2 as argosy_dot_api_dot_common_dot_v1_dot_ids__pb2
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1argosy/api/controller/v1/controller_service.proto\x12\x18\x61rgosy.api.controller.v1\x1a\"argosy/api/common/v1/context.proto\x1a\x1e\x61rgosy/api/common/v1/ids.proto\"F\n\rGetRunRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\"t\n\x0eGetRunResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12*\n\x03run\x18\x02 \x01(\x0b\x32\x1d.argosy.api.controller.v1.Run\"H\n\x0fWatchRunRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\"v\n\x10WatchRunResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12*\n\x03run\x18\x02 \x01(\x0b\x32\x1d.argosy.api.controller.v1.Run\"Y\n\x12ListMembersRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12\x0c\n\x04role\x18\x02 \x01(\t\"\x80\x01\n\x13ListMembersResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12\x31\n\x07members\x18\x02 \x03(\x0b\x32 .argosy.api.controller.v1.Member\"H\n\x0fPauseRunRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\"v\n\x10PauseRunResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12*\n\x03run\x18\x02 \x01(\x0b\x32\x1d.argosy.api.controller.v1.Run\"I\n\x10ResumeRunRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\"w\n\x11ResumeRunResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12*\n\x03run\x18\x02 \x01(\x0b\x32\x1d.argosy.api.controller.v1.Run\"W\n\x0eStopRunRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12\x0e\n\x06reason\x18\x02 \x01(\t\"u\n\x0fStopRunResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12*\n\x03run\x18\x02 \x01(\x0b\x32\x1d.argosy.api.controller.v1.Run\"\xc1\x02\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x31\n\x05state\x18\x02 \x01(\x0e\x32\".argosy.api.controller.v1.RunState\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x18\n\x10total_step_count\x18\x04 \x01(\x03\x12\x0c\n\x04term\x18\x05 \x01(\x03\x12\x34\n\x07version\x18\x06 \x01(\x0b\x32#.argosy.api.common.v1.PolicyVersion\x12\r\n\x05stage\x18\x07 \x01(\t\x12;\n\x07metrics\x18\x08 \x03(\x0b\x32*.argosy.api.controller.v1.Run.MetricsEntry\x12\x0f\n\x07message\x18\t \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xd8\x02\n\x06Member\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0c\n\x04pool\x18\x05 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12H\n\x0c\x63\x61pabilities\x18\x07 \x03(\x0b\x32\x32.argosy.api.controller.v1.Member.CapabilitiesEntry\x12\x34\n\x05state\x18\x08 \x01(\x0e\x32%.argosy.api.controller.v1.MemberState\x12\x34\n\x07version\x18\t \x01(\x0b\x32#.argosy.api.common.v1.PolicyVersion\x1a\x33\n\x11\x43\x61pabilitiesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\xb0\x01\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12RUN_STATE_STARTING\x10\x01\x12\x15\n\x11RUN_STATE_RUNNING\x10\x02\x12\x14\n\x10RUN_STATE_PAUSED\x10\x03\x12\x16\n\x12RUN_STATE_STOPPING\x10\x04\x12\x16\n\x12RUN_STATE_FINISHED\x10\x05\x12\x14\n\x10RUN_STATE_FAILED\x10\x06*\xae\x01\n\x0bMemberState\x12\x1c\n\x18MEMBER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14MEMBER_STATE_JOINING\x10\x01\x12\x16\n\x12MEMBER_STATE_STALE\x10\x02\x12\x16\n\x12MEMBER_STATE_READY\x10\x03\x12\x19\n\x15MEMBER_STATE_DRAINING\x10\x04\x12\x1c\n\x18MEMBER_STATE_QUARANTINED\x10\x05\x32\xea\x04\n\x11\x43ontrollerService\x12[\n\x06GetRun\x12\'.argosy.api.controller.v1.GetRunRequest\x1a(.argosy.api.controller.v1.GetRunResponse\x12\x63\n\x08WatchRun\x12).argosy.api.controller.v1.WatchRunRequest\x1a*.argosy.api.controller.v1.WatchRunResponse0\x01\x12j\n\x0bListMembers\x12,.argosy.api.controller.v1.ListMembersRequest\x1a-.argosy.api.controller.v1.ListMembersResponse\x12\x61\n\x08PauseRun\x12).argosy.api.controller.v1.PauseRunRequest\x1a*.argosy.api.controller.v1.PauseRunResponse\x12\x64\n\tResumeRun\x12*.argosy.api.controller.v1.ResumeRunRequest\x1a+.argosy.api.controller.v1.ResumeRunResponse\x12^\n\x07StopRun\x12(.argosy.api.controller.v1.StopRunRequest\x1a).argosy.api.controller.v1.StopRunResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1argosy/api/controller/v1/controller_service.proto\x12\x18\x61rgosy.api.controller.v1\x1a\"argosy/api/common/v1/context.proto\x1a\x1e\x61rgosy/api/common/v1/ids.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"F\n\rGetRunRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\"t\n\x0eGetRunResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12*\n\x03run\x18\x02 \x01(\x0b\x32\x1d.argosy.api.controller.v1.Run\"H\n\x0fWatchRunRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\"v\n\x10WatchRunResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12*\n\x03run\x18\x02 \x01(\x0b\x32\x1d.argosy.api.controller.v1.Run\"Y\n\x12ListMembersRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12\x0c\n\x04role\x18\x02 \x01(\t\"\x80\x01\n\x13ListMembersResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12\x31\n\x07members\x18\x02 \x03(\x0b\x32 .argosy.api.controller.v1.Member\"H\n\x0fPauseRunRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\"v\n\x10PauseRunResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12*\n\x03run\x18\x02 \x01(\x0b\x32\x1d.argosy.api.controller.v1.Run\"I\n\x10ResumeRunRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\"w\n\x11ResumeRunResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12*\n\x03run\x18\x02 \x01(\x0b\x32\x1d.argosy.api.controller.v1.Run\"W\n\x0eStopRunRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12\x0e\n\x06reason\x18\x02 \x01(\t\"u\n\x0fStopRunResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12*\n\x03run\x18\x02 \x01(\x0b\x32\x1d.argosy.api.controller.v1.Run\"\x7f\n\x0fScaleRunRequest\x12\x35\n\x07\x63ontext\x18\x01 \x01(\x0b\x32$.argosy.api.common.v1.RequestContext\x12\x35\n\x06wanted\x18\x02 \x03(\x0b\x32%.argosy.api.controller.v1.ServerCount\"\x82\x01\n\x10ScaleRunResponse\x12\x36\n\x07\x63ontext\x18\x01 \x01(\x0b\x32%.argosy.api.common.v1.ResponseContext\x12\x36\n\x07\x63hanges\x18\x02 \x03(\x0b\x32%.argosy.api.controller.v1.ScaleChange\"?\n\x0bServerCount\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x14\n\x0cserver_count\x18\x03 \x01(\r\"\x7f\n\x0bScaleChange\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x1b\n\x13server_count_before\x18\x03 \x01(\r\x12\x14\n\x0cserver_count\x18\x04 \x01(\r\x12\x0f\n\x07started\x18\x05 \x03(\t\x12\x10\n\x08\x64raining\x18\x06 \x03(\t\"\x86\x03\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x31\n\x05state\x18\x02 \x01(\x0e\x32\".argosy.api.controller.v1.RunState\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x18\n\x10total_step_count\x18\x04 \x01(\x03\x12\x0c\n\x04term\x18\x05 \x01(\x03\x12\x34\n\x07version\x18\x06 \x01(\x0b\x32#.argosy.api.common.v1.PolicyVersion\x12\r\n\x05stage\x18\x07 \x01(\t\x12;\n\x07metrics\x18\x08 \x03(\x0b\x32*.argosy.api.controller.v1.Run.MetricsEntry\x12\x0f\n\x07message\x18\t \x01(\t\x12\x34\n\x10stage_start_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05stall\x18\x0b \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xe5\x03\n\x06Member\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0c\n\x04pool\x18\x05 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12H\n\x0c\x63\x61pabilities\x18\x07 \x03(\x0b\x32\x32.argosy.api.controller.v1.Member.CapabilitiesEntry\x12\x34\n\x05state\x18\x08 \x01(\x0e\x32%.argosy.api.controller.v1.MemberState\x12\x34\n\x07version\x18\t \x01(\x0b\x32#.argosy.api.common.v1.PolicyVersion\x12\x14\n\x0csample_count\x18\n \x01(\x03\x12,\n\tidle_time\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nlast_error\x18\x0c \x01(\t\x12\x33\n\x0flast_error_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a\x33\n\x11\x43\x61pabilitiesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\xb0\x01\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12RUN_STATE_STARTING\x10\x01\x12\x15\n\x11RUN_STATE_RUNNING\x10\x02\x12\x14\n\x10RUN_STATE_PAUSED\x10\x03\x12\x16\n\x12RUN_STATE_STOPPING\x10\x04\x12\x16\n\x12RUN_STATE_FINISHED\x10\x05\x12\x14\n\x10RUN_STATE_FAILED\x10\x06*\xae\x01\n\x0bMemberState\x12\x1c\n\x18MEMBER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14MEMBER_STATE_JOINING\x10\x01\x12\x16\n\x12MEMBER_STATE_STALE\x10\x02\x12\x16\n\x12MEMBER_STATE_READY\x10\x03\x12\x19\n\x15MEMBER_STATE_DRAINING\x10\x04\x12\x1c\n\x18MEMBER_STATE_QUARANTINED\x10\x05\x32\xcd\x05\n\x11\x43ontrollerService\x12[\n\x06GetRun\x12\'.argosy.api.controller.v1.GetRunRequest\x1a(.argosy.api.controller.v1.GetRunResponse\x12\x63\n\x08WatchRun\x12).argosy.api.controller.v1.WatchRunRequest\x1a*.argosy.api.controller.v1.WatchRunResponse0\x01\x12j\n\x0bListMembers\x12,.argosy.api.controller.v1.ListMembersRequest\x1a-.argosy.api.controller.v1.ListMembersResponse\x12\x61\n\x08PauseRun\x12).argosy.api.controller.v1.PauseRunRequest\x1a*.argosy.api.controller.v1.PauseRunResponse\x12\x64\n\tResumeRun\x12*.argosy.api.controller.v1.ResumeRunRequest\x1a+.argosy.api.controller.v1.ResumeRunResponse\x12^\n\x07StopRun\x12(.argosy.api.controller.v1.StopRunRequest\x1a).argosy.api.controller.v1.StopRunResponse\x12\x61\n\x08ScaleRun\x12).argosy.api.controller.v1.ScaleRunRequest\x1a*.argosy.api.controller.v1.ScaleRunResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,42 +39,50 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUN_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_MEMBER_CAPABILITIESENTRY']._loaded_options = None
   _globals['_MEMBER_CAPABILITIESENTRY']._serialized_options = b'8\001'
-  _globals['_RUNSTATE']._serialized_start=2023
-  _globals['_RUNSTATE']._serialized_end=2199
-  _globals['_MEMBERSTATE']._serialized_start=2202
-  _globals['_MEMBERSTATE']._serialized_end=2376
-  _globals['_GETRUNREQUEST']._serialized_start=147
-  _globals['_GETRUNREQUEST']._serialized_end=217
-  _globals['_GETRUNRESPONSE']._serialized_start=219
-  _globals['_GETRUNRESPONSE']._serialized_end=335
-  _globals['_WATCHRUNREQUEST']._serialized_start=337
-  _globals['_WATCHRUNREQUEST']._serialized_end=409
-  _globals['_WATCHRUNRESPONSE']._serialized_start=411
-  _globals['_WATCHRUNRESPONSE']._serialized_end=529
-  _globals['_LISTMEMBERSREQUEST']._serialized_start=531
-  _globals['_LISTMEMBERSREQUEST']._serialized_end=620
-  _globals['_LISTMEMBERSRESPONSE']._serialized_start=623
-  _globals['_LISTMEMBERSRESPONSE']._serialized_end=751
-  _globals['_PAUSERUNREQUEST']._serialized_start=753
-  _globals['_PAUSERUNREQUEST']._serialized_end=825
-  _globals['_PAUSERUNRESPONSE']._serialized_start=827
-  _globals['_PAUSERUNRESPONSE']._serialized_end=945
-  _globals['_RESUMERUNREQUEST']._serialized_start=947
-  _globals['_RESUMERUNREQUEST']._serialized_end=1020
-  _globals['_RESUMERUNRESPONSE']._serialized_start=1022
-  _globals['_RESUMERUNRESPONSE']._serialized_end=1141
-  _globals['_STOPRUNREQUEST']._serialized_start=1143
-  _globals['_STOPRUNREQUEST']._serialized_end=1230
-  _globals['_STOPRUNRESPONSE']._serialized_start=1232
-  _globals['_STOPRUNRESPONSE']._serialized_end=1349
-  _globals['_RUN']._serialized_start=1352
-  _globals['_RUN']._serialized_end=1673
-  _globals['_RUN_METRICSENTRY']._serialized_start=1627
-  _globals['_RUN_METRICSENTRY']._serialized_end=1673
-  _globals['_MEMBER']._serialized_start=1676
-  _globals['_MEMBER']._serialized_end=2020
-  _globals['_MEMBER_CAPABILITIESENTRY']._serialized_start=1969
-  _globals['_MEMBER_CAPABILITIESENTRY']._serialized_end=2020
-  _globals['_CONTROLLERSERVICE']._serialized_start=2379
-  _globals['_CONTROLLERSERVICE']._serialized_end=2997
+  _globals['_RUNSTATE']._serialized_start=2754
+  _globals['_RUNSTATE']._serialized_end=2930
+  _globals['_MEMBERSTATE']._serialized_start=2933
+  _globals['_MEMBERSTATE']._serialized_end=3107
+  _globals['_GETRUNREQUEST']._serialized_start=212
+  _globals['_GETRUNREQUEST']._serialized_end=282
+  _globals['_GETRUNRESPONSE']._serialized_start=284
+  _globals['_GETRUNRESPONSE']._serialized_end=400
+  _globals['_WATCHRUNREQUEST']._serialized_start=402
+  _globals['_WATCHRUNREQUEST']._serialized_end=474
+  _globals['_WATCHRUNRESPONSE']._serialized_start=476
+  _globals['_WATCHRUNRESPONSE']._serialized_end=594
+  _globals['_LISTMEMBERSREQUEST']._serialized_start=596
+  _globals['_LISTMEMBERSREQUEST']._serialized_end=685
+  _globals['_LISTMEMBERSRESPONSE']._serialized_start=688
+  _globals['_LISTMEMBERSRESPONSE']._serialized_end=816
+  _globals['_PAUSERUNREQUEST']._serialized_start=818
+  _globals['_PAUSERUNREQUEST']._serialized_end=890
+  _globals['_PAUSERUNRESPONSE']._serialized_start=892
+  _globals['_PAUSERUNRESPONSE']._serialized_end=1010
+  _globals['_RESUMERUNREQUEST']._serialized_start=1012
+  _globals['_RESUMERUNREQUEST']._serialized_end=1085
+  _globals['_RESUMERUNRESPONSE']._serialized_start=1087
+  _globals['_RESUMERUNRESPONSE']._serialized_end=1206
+  _globals['_STOPRUNREQUEST']._serialized_start=1208
+  _globals['_STOPRUNREQUEST']._serialized_end=1295
+  _globals['_STOPRUNRESPONSE']._serialized_start=1297
+  _globals['_STOPRUNRESPONSE']._serialized_end=1414
+  _globals['_SCALERUNREQUEST']._serialized_start=1416
+  _globals['_SCALERUNREQUEST']._serialized_end=1543
+  _globals['_SCALERUNRESPONSE']._serialized_start=1546
+  _globals['_SCALERUNRESPONSE']._serialized_end=1676
+  _globals['_SERVERCOUNT']._serialized_start=1678
+  _globals['_SERVERCOUNT']._serialized_end=1741
+  _globals['_SCALECHANGE']._serialized_start=1743
+  _globals['_SCALECHANGE']._serialized_end=1870
+  _globals['_RUN']._serialized_start=1873
+  _globals['_RUN']._serialized_end=2263
+  _globals['_RUN_METRICSENTRY']._serialized_start=2217
+  _globals['_RUN_METRICSENTRY']._serialized_end=2263
+  _globals['_MEMBER']._serialized_start=2266
+  _globals['_MEMBER']._serialized_end=2751
+  _globals['_MEMBER_CAPABILITIESENTRY']._serialized_start=2700
+  _globals['_MEMBER_CAPABILITIESENTRY']._serialized_end=2751
+  _globals['_CONTROLLERSERVICE']._serialized_start=3110
+  _globals['_CONTROLLERSERVICE']._serialized_end=3827
 # @@protoc_insertion_point(module_scope)

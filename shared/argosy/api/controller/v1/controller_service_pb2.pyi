@@ -8,9 +8,11 @@ import argosy.api.common.v1.ids_pb2
 import builtins
 import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import google.protobuf.timestamp_pb2
 import sys
 import typing
 
@@ -394,6 +396,128 @@ class StopRunResponse(google.protobuf.message.Message):
 global___StopRunResponse = StopRunResponse
 
 @typing.final
+class ScaleRunRequest(google.protobuf.message.Message):
+    """Asks for other numbers of servers."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    WANTED_FIELD_NUMBER: builtins.int
+    @property
+    def context(self) -> argosy.api.common.v1.context_pb2.RequestContext:
+        """Who asks. A request_id is needed."""
+
+    @property
+    def wanted(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ServerCount]:
+        """One for each kind that is to change; all others stay as they are."""
+
+    def __init__(
+        self,
+        *,
+        context: argosy.api.common.v1.context_pb2.RequestContext | None = ...,
+        wanted: collections.abc.Iterable[global___ServerCount] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context", b"context", "wanted", b"wanted"]) -> None: ...
+
+global___ScaleRunRequest = ScaleRunRequest
+
+@typing.final
+class ScaleRunResponse(google.protobuf.message.Message):
+    """The change has begun: new servers join when they are ready, others leave when they are done with what they have."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: builtins.int
+    CHANGES_FIELD_NUMBER: builtins.int
+    @property
+    def context(self) -> argosy.api.common.v1.context_pb2.ResponseContext:
+        """Who answers."""
+
+    @property
+    def changes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ScaleChange]:
+        """What was begun, in the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        context: argosy.api.common.v1.context_pb2.ResponseContext | None = ...,
+        changes: collections.abc.Iterable[global___ScaleChange] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["context", b"context"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["changes", b"changes", "context", b"context"]) -> None: ...
+
+global___ScaleRunResponse = ScaleRunResponse
+
+@typing.final
+class ServerCount(google.protobuf.message.Message):
+    """How many servers of a kind."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
+    SERVER_COUNT_FIELD_NUMBER: builtins.int
+    role: builtins.str
+    """"rollout" or "reward"."""
+    pool: builtins.str
+    """The pool of rollout servers, or the reward service. Empty: the only one that there is."""
+    server_count: builtins.int
+    """1 or more."""
+    def __init__(
+        self,
+        *,
+        role: builtins.str = ...,
+        pool: builtins.str = ...,
+        server_count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pool", b"pool", "role", b"role", "server_count", b"server_count"]) -> None: ...
+
+global___ServerCount = ServerCount
+
+@typing.final
+class ScaleChange(google.protobuf.message.Message):
+    """What was begun about a kind of servers."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
+    SERVER_COUNT_BEFORE_FIELD_NUMBER: builtins.int
+    SERVER_COUNT_FIELD_NUMBER: builtins.int
+    STARTED_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
+    role: builtins.str
+    """"rollout" or "reward"."""
+    pool: builtins.str
+    """The pool or reward service."""
+    server_count_before: builtins.int
+    """Servers until now, without those that drained already."""
+    server_count: builtins.int
+    """Servers from now on."""
+    @property
+    def started(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Member ids of those that were started."""
+
+    @property
+    def draining(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Member ids of those that drain."""
+
+    def __init__(
+        self,
+        *,
+        role: builtins.str = ...,
+        pool: builtins.str = ...,
+        server_count_before: builtins.int = ...,
+        server_count: builtins.int = ...,
+        started: collections.abc.Iterable[builtins.str] | None = ...,
+        draining: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "pool", b"pool", "role", b"role", "server_count", b"server_count", "server_count_before", b"server_count_before", "started", b"started"]) -> None: ...
+
+global___ScaleChange = ScaleChange
+
+@typing.final
 class Run(google.protobuf.message.Message):
     """A run."""
 
@@ -424,6 +548,8 @@ class Run(google.protobuf.message.Message):
     STAGE_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
+    STAGE_START_TIME_FIELD_NUMBER: builtins.int
+    STALL_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Its name."""
     state: global___RunState.ValueType
@@ -438,6 +564,8 @@ class Run(google.protobuf.message.Message):
     """What the loop is waiting for right now. Empty: nothing."""
     message: builtins.str
     """What went wrong, or why it ended. Empty: nothing to tell."""
+    stall: builtins.str
+    """The stage, the member that it waits for, and since when, where that takes much longer than it did. Empty: nothing stands still."""
     @property
     def version(self) -> argosy.api.common.v1.ids_pb2.PolicyVersion:
         """The version that the rollouts serve. Unset: none yet."""
@@ -445,6 +573,10 @@ class Run(google.protobuf.message.Message):
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """Metrics of the last finished step. Empty: none has finished."""
+
+    @property
+    def stage_start_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When the loop began to wait for `stage`. Unset: not told."""
 
     def __init__(
         self,
@@ -458,9 +590,11 @@ class Run(google.protobuf.message.Message):
         stage: builtins.str = ...,
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         message: builtins.str = ...,
+        stage_start_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        stall: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["message", b"message", "metrics", b"metrics", "run_id", b"run_id", "stage", b"stage", "state", b"state", "step", b"step", "term", b"term", "total_step_count", b"total_step_count", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["stage_start_time", b"stage_start_time", "version", b"version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["message", b"message", "metrics", b"metrics", "run_id", b"run_id", "stage", b"stage", "stage_start_time", b"stage_start_time", "stall", b"stall", "state", b"state", "step", b"step", "term", b"term", "total_step_count", b"total_step_count", "version", b"version"]) -> None: ...
 
 global___Run = Run
 
@@ -495,6 +629,10 @@ class Member(google.protobuf.message.Message):
     CAPABILITIES_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    SAMPLE_COUNT_FIELD_NUMBER: builtins.int
+    IDLE_TIME_FIELD_NUMBER: builtins.int
+    LAST_ERROR_FIELD_NUMBER: builtins.int
+    LAST_ERROR_TIME_FIELD_NUMBER: builtins.int
     member_id: builtins.str
     """Unique in the fleet: "rollout-0"."""
     role: builtins.str
@@ -509,6 +647,10 @@ class Member(google.protobuf.message.Message):
     """"hf", "vllm", "sglang", … Empty: it has no meaning for the role."""
     state: global___MemberState.ValueType
     """Where it is in its life."""
+    sample_count: builtins.int
+    """Samples that the controller has sent it and that haven't ended. 0: none."""
+    last_error: builtins.str
+    """What last went wrong between the controller and it. Empty: nothing has."""
     @property
     def capabilities(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """What it can do. Empty: nothing special."""
@@ -516,6 +658,14 @@ class Member(google.protobuf.message.Message):
     @property
     def version(self) -> argosy.api.common.v1.ids_pb2.PolicyVersion:
         """The policy version that it holds. Unset: none."""
+
+    @property
+    def idle_time(self) -> google.protobuf.duration_pb2.Duration:
+        """How long ago it last gave tokens of them. Unset: it has none."""
+
+    @property
+    def last_error_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When that was. Unset: nothing has."""
 
     def __init__(
         self,
@@ -529,8 +679,12 @@ class Member(google.protobuf.message.Message):
         capabilities: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         state: global___MemberState.ValueType = ...,
         version: argosy.api.common.v1.ids_pb2.PolicyVersion | None = ...,
+        sample_count: builtins.int = ...,
+        idle_time: google.protobuf.duration_pb2.Duration | None = ...,
+        last_error: builtins.str = ...,
+        last_error_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "capabilities", b"capabilities", "engine", b"engine", "incarnation", b"incarnation", "member_id", b"member_id", "pool", b"pool", "role", b"role", "state", b"state", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["idle_time", b"idle_time", "last_error_time", b"last_error_time", "version", b"version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "capabilities", b"capabilities", "engine", b"engine", "idle_time", b"idle_time", "incarnation", b"incarnation", "last_error", b"last_error", "last_error_time", b"last_error_time", "member_id", b"member_id", "pool", b"pool", "role", b"role", "sample_count", b"sample_count", "state", b"state", "version", b"version"]) -> None: ...
 
 global___Member = Member

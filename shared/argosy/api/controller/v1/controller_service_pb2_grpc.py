@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ControllerServiceStub(object):
-    """Shows and steers a run. PauseRun, ResumeRun and StopRun are mutations; a person's tool may send them with term 0, which is not fenced here:
+    """Shows and steers a run. PauseRun, ResumeRun, StopRun and ScaleRun are mutations; a person's tool may send them with term 0, which is not fenced here:
     they are addressed to the leader, not sent by it.
     """
 
@@ -66,10 +66,15 @@ class ControllerServiceStub(object):
                 request_serializer=argosy_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.StopRunRequest.SerializeToString,
                 response_deserializer=argosy_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.StopRunResponse.FromString,
                 _registered_method=True)
+        self.ScaleRun = channel.unary_unary(
+                '/argosy.api.controller.v1.ControllerService/ScaleRun',
+                request_serializer=argosy_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.ScaleRunRequest.SerializeToString,
+                response_deserializer=argosy_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.ScaleRunResponse.FromString,
+                _registered_method=True)
 
 
 class ControllerServiceServicer(object):
-    """Shows and steers a run. PauseRun, ResumeRun and StopRun are mutations; a person's tool may send them with term 0, which is not fenced here:
+    """Shows and steers a run. PauseRun, ResumeRun, StopRun and ScaleRun are mutations; a person's tool may send them with term 0, which is not fenced here:
     they are addressed to the leader, not sent by it.
     """
 
@@ -115,6 +120,14 @@ class ControllerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ScaleRun(self, request, context):
+        """Starts or drains servers on the launcher's machine, until there are as many as asked for; training goes on meanwhile. INVALID_ARGUMENT where
+        there is no such pool or number, FAILED_PRECONDITION where the run keeps its servers or others start them; then nothing has changed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -148,6 +161,11 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     request_deserializer=argosy_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.StopRunRequest.FromString,
                     response_serializer=argosy_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.StopRunResponse.SerializeToString,
             ),
+            'ScaleRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScaleRun,
+                    request_deserializer=argosy_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.ScaleRunRequest.FromString,
+                    response_serializer=argosy_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.ScaleRunResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'argosy.api.controller.v1.ControllerService', rpc_method_handlers)
@@ -157,7 +175,7 @@ def add_ControllerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ControllerService(object):
-    """Shows and steers a run. PauseRun, ResumeRun and StopRun are mutations; a person's tool may send them with term 0, which is not fenced here:
+    """Shows and steers a run. PauseRun, ResumeRun, StopRun and ScaleRun are mutations; a person's tool may send them with term 0, which is not fenced here:
     they are addressed to the leader, not sent by it.
     """
 
@@ -313,6 +331,33 @@ class ControllerService(object):
             '/argosy.api.controller.v1.ControllerService/StopRun',
             argosy_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.StopRunRequest.SerializeToString,
             argosy_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.StopRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScaleRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/argosy.api.controller.v1.ControllerService/ScaleRun',
+            argosy_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.ScaleRunRequest.SerializeToString,
+            argosy_dot_api_dot_controller_dot_v1_dot_controller__service__pb2.ScaleRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

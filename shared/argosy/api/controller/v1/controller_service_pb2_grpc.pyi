@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class ControllerServiceStub:
-    """Shows and steers a run. PauseRun, ResumeRun and StopRun are mutations; a person's tool may send them with term 0, which is not fenced here:
+    """Shows and steers a run. PauseRun, ResumeRun, StopRun and ScaleRun are mutations; a person's tool may send them with term 0, which is not fenced here:
     they are addressed to the leader, not sent by it.
     """
 
@@ -59,8 +59,16 @@ class ControllerServiceStub:
     ]
     """Has it save a checkpoint after the step it is in, and end."""
 
+    ScaleRun: grpc.UnaryUnaryMultiCallable[
+        argosy.api.controller.v1.controller_service_pb2.ScaleRunRequest,
+        argosy.api.controller.v1.controller_service_pb2.ScaleRunResponse,
+    ]
+    """Starts or drains servers on the launcher's machine, until there are as many as asked for; training goes on meanwhile. INVALID_ARGUMENT where
+    there is no such pool or number, FAILED_PRECONDITION where the run keeps its servers or others start them; then nothing has changed.
+    """
+
 class ControllerServiceAsyncStub:
-    """Shows and steers a run. PauseRun, ResumeRun and StopRun are mutations; a person's tool may send them with term 0, which is not fenced here:
+    """Shows and steers a run. PauseRun, ResumeRun, StopRun and ScaleRun are mutations; a person's tool may send them with term 0, which is not fenced here:
     they are addressed to the leader, not sent by it.
     """
 
@@ -100,8 +108,16 @@ class ControllerServiceAsyncStub:
     ]
     """Has it save a checkpoint after the step it is in, and end."""
 
+    ScaleRun: grpc.aio.UnaryUnaryMultiCallable[
+        argosy.api.controller.v1.controller_service_pb2.ScaleRunRequest,
+        argosy.api.controller.v1.controller_service_pb2.ScaleRunResponse,
+    ]
+    """Starts or drains servers on the launcher's machine, until there are as many as asked for; training goes on meanwhile. INVALID_ARGUMENT where
+    there is no such pool or number, FAILED_PRECONDITION where the run keeps its servers or others start them; then nothing has changed.
+    """
+
 class ControllerServiceServicer(metaclass=abc.ABCMeta):
-    """Shows and steers a run. PauseRun, ResumeRun and StopRun are mutations; a person's tool may send them with term 0, which is not fenced here:
+    """Shows and steers a run. PauseRun, ResumeRun, StopRun and ScaleRun are mutations; a person's tool may send them with term 0, which is not fenced here:
     they are addressed to the leader, not sent by it.
     """
 
@@ -152,5 +168,15 @@ class ControllerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[argosy.api.controller.v1.controller_service_pb2.StopRunResponse, collections.abc.Awaitable[argosy.api.controller.v1.controller_service_pb2.StopRunResponse]]:
         """Has it save a checkpoint after the step it is in, and end."""
+
+    @abc.abstractmethod
+    def ScaleRun(
+        self,
+        request: argosy.api.controller.v1.controller_service_pb2.ScaleRunRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[argosy.api.controller.v1.controller_service_pb2.ScaleRunResponse, collections.abc.Awaitable[argosy.api.controller.v1.controller_service_pb2.ScaleRunResponse]]:
+        """Starts or drains servers on the launcher's machine, until there are as many as asked for; training goes on meanwhile. INVALID_ARGUMENT where
+        there is no such pool or number, FAILED_PRECONDITION where the run keeps its servers or others start them; then nothing has changed.
+        """
 
 def add_ControllerServiceServicer_to_server(servicer: ControllerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

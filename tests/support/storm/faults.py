@@ -1,0 +1,160 @@
+"""The faults: each is done to a live run, and returns the seconds until the run had recovered from it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+from argosy.controller.ledger import read_segment, steps_in
+from support.freezing import freeze
+from support.storm.live import HANG_S, LiveRun, until
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind."""
+
+    name: str
+    promise: str
+    """What docs/reliability.md says."""
+    bound_s: float
+    """Of the promise, on a machine that has nothing else to do; the table shows both."""
+    do: Callable[[LiveRun, random.Random], float]
+    weight: int = 1
+    """How often it comes, relative to the others."""
+
+
+def _one(run: LiveRun, role: str, source: random.Random) -> psutil.Process | None:
+    """Any server of a role but the only one: what is lost then is another fault."""
+    found = run.members(role)
+    return found[source.choice(sorted(found))] if len(found) > 1 else None
+
+
+def _kill_one(role: str) -> Callable[[LiveRun, random.Random], float]:
+    def do(run: LiveRun, source: random.Random) -> float:
+        until(lambda: len(run.members(role)) > 1, f"two {role} servers\n{run.said}")
+        victim = _one(run, role, source)
+        assert victim is not None
+        at = time.time()
+        victim.kill()
+        return run.until_step(at)
+
+    return do
+
+
+def _freeze_one(role: str) -> Callable[[LiveRun, random.Random], float]:
+    """For some seconds; the run must go on meanwhile or right after."""
+
+    def do(run: LiveRun, source: random.Random) -> float:
+        until(lambda: len(run.members(role)) > 1, f"two {role} servers\n{run.said}")
+        victim = _one(run, role, source)
+        assert victim is not None
+        at = time.time()
+        freeze(victim.pid)
+        time.sleep(source.uniform(0.5, 4.0))
+        victim.send_signal(signal.SIGCONT)
+        return run.until_step(at)
+
+    return do
+
+
+def kill_trainer(run: LiveRun, source: random.Random) -> float:
+    """The launcher starts it again, and the run goes back to its last checkpoint."""
+    until(lambda: bool(run.members("trainer")), f"a trainer\n{run.said}")
+    at = time.time()
+    run.members("trainer")["trainer-0"].kill()
+    return run.until_step(at)
+
+
+def kill_controller(run: LiveRun, source: random.Random) -> float:
+    """kill -9 of the command, which takes all its services with it, and the same command again."""
+    at = time.time()
+    run.process.kill()
+    run.start_again()
+    return run.until_step(at)
+
+
+def freeze_etcd(run: LiveRun, source: random.Random) -> float:
+    """Training goes on without it."""
+    etcd = run.etcd()
+    assert etcd is not None, run.said
+    freeze(etcd.pid)
+    try:
+        return run.until_step()
+    finally:
+        time.sleep(source.uniform(0.0, 3.0))
+        etcd.send_signal(signal.SIGCONT)
+
+
+def reward_outage(run: LiveRun, source: random.Random) -> float:
+    """All reward servers stand still for some seconds."""
+    victims = list(run.members("reward").values())
+    for victim in victims:
+        freeze(victim.pid)
+    time.sleep(source.uniform(0.5, 4.0))
+    at = time.time()
+    for victim in victims:
+        victim.send_signal(signal.SIGCONT)
+    return run.until_step(at)
+
+
+def join_and_drain(run: LiveRun, source: random.Random) -> float:
+    """A server is started by hand, makes samples that are trained, and leaves by SIGTERM. Seconds until its samples
+    are in the books."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "argosy.cli.main", "serve", "rollout", "--run", str(run.folder)]
+    name = f"rollout-joined-{source.randrange(10**9)}"
+    at = time.time()
+    log = (run.folder.parent / f"{name}.log").open("ab")
+    with log:
+        joined = subprocess.Popen([*command, "--member", name], stdout=log, stderr=log, env=environment)
+    try:
+        until(lambda: name in _servers(run) or joined.poll() is not None, f"samples of {name}\n{run.said}")
+        took = time.time() - at
+        assert joined.poll() is None, (run.folder.parent / f"{name}.log").read_text()[-2000:]
+        joined.terminate()
+        assert joined.wait(HANG_S) == 0, "it drains and leaves"
+        run.until_step()
+        return took
+    finally:
+        joined.kill()
+        joined.wait()
+
+
+def _servers(run: LiveRun) -> set[str]:
+    folder = run.folder / "ledger"
+    return {str(row["member"]) for step in steps_in(folder)[-2:] for row in read_segment(folder, step)}
+
+
+FAULTS = (
+    Fault("a rollout server is killed", "its samples go on elsewhere", 5, _kill_one("rollout"), 5),
+    Fault("a rollout server stands still for 0.5 – 4 s", "the run waits for it at most so long", 9,
+          _freeze_one("rollout"), 3),
+    Fault("a reward server is killed", "its samples are judged elsewhere", 5, _kill_one("reward"), 4),
+    Fault("a reward server stands still for 0.5 – 4 s", "its samples are judged elsewhere", 9,
+          _freeze_one("reward"), 2),
+    Fault("all reward servers stand still for 0.5 – 4 s", "a step soon after they move", 5, reward_outage, 2),
+    Fault("the trainer is killed", "training again from the last checkpoint", 30, kill_trainer, 3),
+    Fault("the controller is killed", "all again from the last checkpoint", 40, kill_controller, 2),
+    Fault("etcd stands still", "training goes on", 5, freeze_etcd, 2),
+    Fault("a rollout server joins and drains", "it makes samples, and leaves without a loss", 20, join_and_drain, 2),
+)  # fmt: skip
+
+
+def schedule(seed: int, count: int) -> tuple[list[Fault], random.Random]:
+    """Which faults, in which order: each kind by its weight, in rounds, so that a short storm has many kinds."""
+    source = random.Random(seed)
+    drawn: list[Fault] = []
+    while len(drawn) < count:
+        once = source.sample(FAULTS, len(FAULTS))
+        more = [fault for fault in FAULTS for _ in range(fault.weight - 1)]
+        drawn += once + source.sample(more, len(more))
+    return drawn[:count], source
