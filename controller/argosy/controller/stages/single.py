@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -11,6 +12,7 @@ from argosy.controller.context import RunContext
 from argosy.controller.stages.dispatch import Places
 from argosy.controller.stages.fleet import RolloutFleet
 from argosy.types.errors import ArgosyError, DeadlineError, OverloadedError, StateError, UnavailableError
+from argosy.types.ids import PolicyVersion
 from argosy.types.records import Completion, FinishReason, Generated, GenerateRequest, TokenRun, VersionRun
 
 log = logging.getLogger(__name__)
@@ -22,6 +24,8 @@ MAX_ROUNDS = 5
 ROUND_PAUSE_S = 0.5
 MIN_PAUSE_S = 0.05
 """Before an overloaded server is asked again, even if it says at once."""
+MAX_FAILED = 3
+"""Samples in a row that a server may fail before others get its share."""
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 """How a sample ends that needs nothing more."""
 
@@ -70,6 +74,10 @@ class SingleSamples:
         self._running: dict[str, Running] = {}
         self._parked: dict[str, Generated] = {}
         """What samples have that no server has right now."""
+        self._failed: Counter[str] = Counter()
+        """Samples in a row that each server failed."""
+        self._set_aside: dict[str, PolicyVersion | None] = {}
+        """Servers that say that they are ready, and yet fail what they get → the weights before which that was."""
         self._rescue: asyncio.Task[None] | None = None
         """Waits for a server to come back while there is none."""
         self._readmitting: asyncio.Task[None] | None = None
@@ -161,6 +169,7 @@ class SingleSamples:
                         completion.finish_reason in WHOLE or running.is_interrupted or self.places.is_held(member)
                     ):
                         failure = UnavailableError(f"{member}: {completion.error or completion.finish_reason.value}")
+            self._judge(member, completion)
             if completion is None and not running.is_given_up:
                 completion, failure = (
                     _partial(running),
@@ -172,7 +181,7 @@ class SingleSamples:
         except DeadlineError as error:
             if self._fleet.usable <= {member}:
                 raise
-            self._fleet.usable.discard(member)  # it takes samples and doesn't answer (case D6); others may
+            self._put_aside(member)  # it takes samples and doesn't answer (case D6); others may
             completion, failure = completion or _partial(running), error
         except UnavailableError as error:
             self._fleet.usable.discard(member)
@@ -185,6 +194,21 @@ class SingleSamples:
         finally:
             self._end(running, completion)
         return completion, failure
+
+    def _judge(self, member: str, completion: Completion | None) -> None:
+        """Send no more to a server that fails sample after sample, if there are others (case D6)."""
+        if completion is None or completion.finish_reason is not FinishReason.FAILED:
+            self._failed.pop(member, None)
+            return
+        self._failed[member] += 1
+        if self._failed[member] >= MAX_FAILED and not self._fleet.usable <= {member}:
+            log.warning("%s fails sample after sample (%s): others get its share", member, completion.error)
+            self._put_aside(member)
+
+    def _put_aside(self, member: str) -> None:
+        """Use it no more until it has taken other weights, whatever its status says."""
+        self._fleet.usable.discard(member)
+        self._set_aside[member] = self._fleet.version
 
     def _begin(self, request: GenerateRequest, member: str) -> None:
         """Enter a sample that has a place; the place is given back where the ledger refuses (its group was dropped)."""
@@ -210,6 +234,9 @@ class SingleSamples:
         if self._readmitting is None or self._readmitting.done():
             self._readmitting = asyncio.create_task(self._fleet.readmit())
         await asyncio.shield(self._readmitting)
+        aside = {member for member, version in self._set_aside.items() if version == self._fleet.version}
+        if self._fleet.usable - aside:  # else they are better than nobody
+            self._fleet.usable -= aside
         await self.refresh()
 
     async def refresh(self) -> None:
