@@ -62,7 +62,7 @@ class FleetResult:
     controller_load: float
     """Processor seconds of the controller in a virtual second."""
     pause_p99_ms: float
-    """Real time for which the event loop ran one batch of callbacks; the simulated roles' included."""
+    """Processor time for which the event loop ran one batch of callbacks; the simulated roles' included."""
     pause_max_ms: float
     """The controller's part of the longest such time."""
     collector_max_ms: float
