@@ -27,32 +27,36 @@ COLUMNS = (
 
 def main() -> None:
     """Print one line for each run, and where the controller's processor time went in the largest."""
+    from simulated_fleet.workload import GROUP, SAMPLES_PER_SERVER
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--servers", type=int, nargs="+", default=[8, 64], help="sizes of the fleet (default 8 64)")
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2, 4], help="values of argosy.max_staleness")
     parser.add_argument(
         "--steps",
         type=int,
-        default=24,
-        help="steps of each run; the first and the last ones are not counted (default 24)",
+        default=20,
+        help="steps that count; others come before and after them, the more the higher the staleness (default 20)",
+    )
+    parser.add_argument(
+        "--samples-per-server", type=int, default=SAMPLES_PER_SERVER, help="of a step (default %(default)s, as verl's)"
     )
     parser.add_argument("--median", type=float, default=1000.0, help="tokens of the median answer (default 1000)")
     parser.add_argument("--threads", type=int, default=1, help="of numerical libraries (the controller uses one)")
     parser.add_argument("--top", type=int, default=15, help="functions that are shown of the last run (default 15)")
-    parser.add_argument("--quick", action="store_true", help="2 servers, staleness 0 and 1, 4 steps: does it run?")
+    parser.add_argument("--quick", action="store_true", help="2 servers, staleness 0 and 1, 2 steps: does it run?")
     parser.add_argument("--json", action="store_true", help="the results as one line of JSON at the end")
     args = parser.parse_args()
-    if args.steps < 4:
-        parser.error(f"--steps is {args.steps}; at least 4 are needed, as some are not counted")
+    if args.steps < 1 or args.samples_per_server % GROUP:
+        parser.error(f"--steps must be above 0, and --samples-per-server a multiple of a group's {GROUP}")
 
     import torch
     from simulated_fleet.workload import Workload
 
     torch.set_num_threads(args.threads)
-    work = Workload(median=args.median)
     if args.quick:
-        args.servers, args.staleness, args.steps = [2], [0, 1], 6
-        work = Workload(median=args.median, samples_per_server=QUICK_SAMPLES_PER_SERVER)
+        args.servers, args.staleness, args.steps, args.samples_per_server = [2], [0, 1], 2, QUICK_SAMPLES_PER_SERVER
+    work = Workload(median=args.median, samples_per_server=args.samples_per_server)
     found = measure(work, args.servers, args.staleness, args.steps)
     for title, top in (("controller's time", found[-1].top), ("its longest pause", found[-1].longest)):
         print(f"{title} in the last run:")
@@ -63,7 +67,8 @@ def main() -> None:
 
 
 def measure(work: Workload, sizes: list[int], values: list[int], steps: int) -> list[FleetResult]:
-    """One run for each size and staleness, printed as it comes. Ratio and bound are to its run with staleness 0."""
+    """One run of so many counted steps for each size and staleness, printed as it comes. Ratio and bound are to the
+    size's run with staleness 0."""
     from simulated_fleet.run import run_fleet
     from simulated_fleet.workload import bound_of
 

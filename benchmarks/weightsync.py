@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import multiprocessing
 import os
 import tempfile
@@ -260,9 +261,13 @@ def main() -> None:
     parser.add_argument("--receivers", type=int, nargs="+", default=[1, 2, 3, 4], help="how many at a time")
     parser.add_argument("--transports", nargs="+", default=list(TRANSPORTS), choices=TRANSPORTS)
     parser.add_argument("--repeat", type=int, default=5, help="later syncs; the best counts")
+    parser.add_argument("--json", action="store_true", help="as the last line, print all rows as one JSON array")
     arguments = parser.parse_args()
+    rows = []
     for size_mb in arguments.size_mb:
-        measure(size_mb, arguments.receivers, arguments.repeat, arguments.transports)
+        rows += measure(size_mb, arguments.receivers, arguments.repeat, arguments.transports)
+    if arguments.json:
+        print(json.dumps(rows))
 
 
 if __name__ == "__main__":

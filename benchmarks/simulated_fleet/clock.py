@@ -25,7 +25,8 @@ _DEADLOCK_S = 60.0
 
 
 class VirtualClockLoop(asyncio.SelectorEventLoop):
-    """See the module. `pauses` has the real seconds of each turn of the loop: for so long nothing else could run."""
+    """See the module. `pauses` has the processor's seconds in each turn of the loop: for at least so long nothing else
+    could run. (Real seconds would be those of whatever else the machine does, too.)"""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -60,16 +61,16 @@ class _Selector(selectors.DefaultSelector):
     def __init__(self, loop: VirtualClockLoop) -> None:
         super().__init__()
         self._loop = loop
-        self._turn_began = time.perf_counter()
+        self._turn_began = time.thread_time()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self._loop.pauses.append(time.perf_counter() - self._turn_began)
+        self._loop.pauses.append(time.thread_time() - self._turn_began)
         self._loop.waits = True
         try:
             return self._select(timeout)
         finally:
             self._loop.waits = False
-            self._turn_began = time.perf_counter()
+            self._turn_began = time.thread_time()
 
     def _select(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
         found: list[tuple[selectors.SelectorKey, int]] = super().select(0)

@@ -54,9 +54,9 @@ class StackSamples:
         self.longest = Turn()
         """The turn of the loop in which the controller itself took longest."""
         self.longest_s = 0.0
-        """The controller's share of that turn, real seconds."""
+        """The controller's share of that turn, processor seconds."""
         self.collector_s: list[float] = []
-        """Real seconds of each full collection of garbage: nothing else runs meanwhile."""
+        """Processor seconds of each full collection of garbage: nothing else runs meanwhile."""
         self._turn = Turn()
 
     def __enter__(self) -> Self:
@@ -88,9 +88,9 @@ class StackSamples:
 
     def _collecting(self, phase: str, info: Mapping[str, int]) -> None:
         if info["generation"] == 2 and phase == "start":
-            self._collection_began = time.perf_counter()
+            self._collection_began = time.thread_time()
         elif info["generation"] == 2:
-            self.collector_s.append(time.perf_counter() - self._collection_began)
+            self.collector_s.append(time.thread_time() - self._collection_began)
 
     def _take(self, _: int, frame: FrameType | None) -> None:
         self.total += 1

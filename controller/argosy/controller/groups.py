@@ -7,7 +7,8 @@ sessions of somebody's own agents …), and the stream (stream.py) makes steps o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,6 +55,73 @@ def oldest_step(completions: Mapping[SampleId, Completion], otherwise: int) -> i
         (run.version.step for row in completions.values() for run in row.versions if run.token_count),
         default=otherwise,
     )
+
+
+class InFlight:
+    """Tickets of groups under way, and how many there are of each step.
+
+    >>> flying = InFlight()
+    >>> flying.add(Ticket(1, 0)), flying.add(Ticket(2, 3)), flying.end(1)
+    (None, None, True)
+    >>> len(flying), dict(flying.steps), flying.end(1)
+    (1, {3: 1}, False)
+    """
+
+    def __init__(self) -> None:
+        self._tickets: dict[int, Ticket] = {}
+        self.steps: Counter[int] = Counter()
+        """admitted_step → tickets."""
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        return iter(list(self._tickets.values()))
+
+    def add(self, ticket: Ticket) -> None:
+        """A group begins."""
+        self._tickets[ticket.number] = ticket
+        self.steps[ticket.admitted_step] += 1
+
+    def end(self, number: int) -> bool:
+        """It is finished or given up; whether it was under way."""
+        ticket = self._tickets.pop(number, None)
+        if ticket is not None:
+            _count_down(self.steps, ticket.admitted_step)
+        return ticket is not None
+
+
+class Finished:
+    """Groups that are done and not yet taken, in the order in which they were, and how many there are of each step."""
+
+    def __init__(self, groups: Iterable[FinishedGroup] = ()) -> None:
+        self.groups = list(groups)
+        self.steps = Counter(group.oldest_step for group in self.groups)
+        """oldest_step → groups."""
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def add(self, group: FinishedGroup) -> None:
+        """One more is done."""
+        self.groups.append(group)
+        self.steps[group.oldest_step] += 1
+
+    def take(self, wanted: Callable[[FinishedGroup], bool], since: int = 0) -> list[FinishedGroup]:
+        """Take out those that are wanted, of the ones from place `since` on."""
+        taken = [group for group in self.groups[since:] if wanted(group)]
+        if taken:
+            gone = set(map(id, taken))
+            self.groups = [group for group in self.groups if id(group) not in gone]
+            for group in taken:
+                _count_down(self.steps, group.oldest_step)
+        return taken
+
+
+def _count_down(counts: Counter[int], key: int) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
 
 
 class Admission(Protocol):

@@ -10,7 +10,6 @@ in beside the trainer, through a gate that bounds how old they can be when they 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from argosy.controller.canary import warn_of_disagreement
 from argosy.controller.context import RunContext
 from argosy.controller.control import RunControl
 from argosy.controller.data.sampler import PromptSampler
+from argosy.controller.garbage import Collections, own_collections
 from argosy.controller.ledger import LedgerCut
 from argosy.controller.metrics import performance_metrics
 from argosy.controller.openai.endpoint import open_endpoint
@@ -132,16 +132,16 @@ class Controller:
         self._parity = ParityGate(ctx, self._rollout, sampler.first_prompts(PROMPT_COUNT))
         self._producer = producer or build_producer(ctx, sampler, self._rollout, self._stage, total_steps)
         self._recorder = recorder or NoRecorder()
+        self._collections = Collections()
         self.held_out = HeldOutPasses(ctx, self._rollout, held_out, self._validated)
         """Validation passes; a run that goes on is told here which one is to be repeated."""
 
     async def run(self) -> None:
         """From wherever `state` is to the last step. Raises the first cause if anything fails."""
-        gc.freeze()  # what is there by now stays: each full collection would walk over all of it, and the loop stands
         try:
-            await self._run()
+            with own_collections() as self._collections:
+                await self._run()
         finally:
-            gc.unfreeze()
             self._parity.cancel()
             await self._newcomers.close()
             await self._rollout.turns.close()
@@ -235,6 +235,7 @@ class Controller:
         warn_of_disagreement(self.ctx.config, metrics, step)
         self._observer.step_done(step, metrics, record)
         self._control.view.metrics = metrics
+        self._collections.step_done(self.ctx.ledger.open_count)
 
     async def _commit(self, step: int) -> None:
         """Close the books of a step, and note what is under way in the same moment."""

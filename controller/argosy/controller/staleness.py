@@ -81,6 +81,25 @@ def choose(
     return chosen if len(chosen) == batch_size else None
 
 
+def is_ready(
+    step: int, batch_size: int, finished: Mapping[int, int], unfinished: Mapping[int, int], spare: int = 0
+) -> bool:
+    """Whether `choose` would find a step, from how many groups have each deadline: cheap, however many they are.
+
+    >>> is_ready(step=2, batch_size=1, finished={4: 1, 3: 1}, unfinished={3: 1})
+    True
+    >>> is_ready(step=2, batch_size=1, finished={4: 1}, unfinished={3: 2})
+    False
+    """
+    opened = done = 0
+    for deadline in sorted(finished.keys() | unfinished.keys()):
+        done += finished.get(deadline, 0)
+        opened += finished.get(deadline, 0) + unfinished.get(deadline, 0)
+        if min(batch_size, opened - spare - (deadline - step) * batch_size) > done:
+            return False
+    return done >= batch_size
+
+
 def staleness_metrics(step: int, completions: Mapping[SampleId, Completion]) -> dict[str, float]:
     """How old the tokens of a step were, in policy versions, and how many samples are of several.
 

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.controller.context import RunContext
-from argosy.controller.groups import FinishedGroup, GroupSource, Ticket
+from argosy.controller.groups import Finished, FinishedGroup, GroupSource, InFlight, Ticket
 from argosy.controller.producing import DATA_OVER, NoMoreSteps, Produced, StepParts, end_of_data, finish_step
 from argosy.controller.rewards.failures import FailureWindow
 from argosy.controller.stages.filtering import GroupFilter
 from argosy.controller.stages.generation import OnStage
 from argosy.controller.stages.load import ServerLoad
 from argosy.controller.stages.rollout import RolloutStage
-from argosy.controller.staleness import choose, deadline_of, room
+from argosy.controller.staleness import choose, deadline_of, is_ready, room
 from argosy.controller.stream_codec import group_from_json, group_to_json
 from argosy.telemetry.traces import span, traceparent
 from argosy.types.errors import StateError
@@ -56,7 +57,7 @@ class _Gate:
     taken_steps: int = 0
     synced_step: int = -1
     """-1: there are no weights yet."""
-    in_flight: dict[int, Ticket] = field(default_factory=dict)
+    in_flight: InFlight = field(default_factory=InFlight)
 
 
 class GroupStream:
@@ -94,8 +95,7 @@ class GroupStream:
         self._failures = FailureWindow(reward.max_error_rate, reward.error_window)
         self._load = ServerLoad(lambda: {name: ctx.services.rollouts[name] for name in rollout.in_use()})
         self._gate = _Gate()
-        self._finished: list[FinishedGroup] = []
-        """In the order in which they were done."""
+        self._finished = Finished()
         self._parts = self._new_parts()
         self._counts = _Counts()
         self._ended = False
@@ -126,7 +126,7 @@ class GroupStream:
         sampled = self._parts.sampled(group.completions)
         reason = self._parts.groups.take(sampled, group.outcomes)
         if reason is None:
-            self._finished.append(group)
+            self._finished.add(group)
         else:
             self._drop(group, f"dynamic sampling: {reason}")
 
@@ -138,11 +138,11 @@ class GroupStream:
     def _begin(self, admitted_step: int) -> Ticket:
         self._gate.admitted += 1
         ticket = Ticket(self._gate.admitted, admitted_step)
-        self._gate.in_flight[ticket.number] = ticket
+        self._gate.in_flight.add(ticket)
         return ticket
 
     def _end(self, ticket: Ticket) -> None:
-        if self._gate.in_flight.pop(ticket.number, None) is None:
+        if not self._gate.in_flight.end(ticket.number):
             raise StateError(f"group {ticket.number} is not under way: it was handed over, given up or stopped")
         self._changed.set()
 
@@ -199,29 +199,27 @@ class GroupStream:
                     return end
                 self._changed.clear()
                 await self._changed.wait()
-        chosen = sorted((self._finished[place] for place in places), key=lambda group: group.prompt.group)
+        chosen = sorted((self._finished.groups[place] for place in places), key=lambda group: group.prompt.group)
         return self._take(step, chosen, trace, started, clock() - waited)
 
     def _choose(self, step: int) -> list[int] | None:
         """Places of the groups that a step takes; None while it must wait. Asked at each group that is done."""
-        if len(self._finished) < self._batch_size:
+        finished, unfinished = self._deadlines(self._finished.steps), self._deadlines(self._gate.in_flight.steps)
+        if not is_ready(step, self._batch_size, finished, unfinished, self._spare):
             return None
-        return choose(step, self._batch_size, *self._deadlines(), self._spare)
+        places = [deadline_of(group.oldest_step, self._max_staleness) for group in self._finished.groups]
+        return choose(step, self._batch_size, places, Counter(unfinished).elements(), self._spare)
 
-    def _deadlines(self) -> tuple[list[int], list[int]]:
-        """Of finished groups, and of those under way."""
-        finished = [deadline_of(group.oldest_step, self._max_staleness) for group in self._finished]
-        return finished, [deadline_of(ticket.admitted_step, self._max_staleness) for ticket in self._in_flight()]
-
-    def _in_flight(self) -> list[Ticket]:
-        return list(self._gate.in_flight.values())
+    def _deadlines(self, steps: Mapping[int, int]) -> dict[int, int]:
+        """Deadline → groups, from step → groups."""
+        return {deadline_of(step, self._max_staleness): count for step, count in steps.items()}
 
     def _drop_old(self, step: int, looked_at: int) -> int:
         """The strict check: whatever the gate did, nothing too old is trained. Of the finished groups the first
         `looked_at` were looked at before; returns how many that are now."""
-        new = self._finished[looked_at:]
-        for group in [g for g in new if deadline_of(g.oldest_step, self._max_staleness) < step]:
-            self._finished.remove(group)
+        for group in self._finished.take(
+            lambda group: deadline_of(group.oldest_step, self._max_staleness) < step, looked_at
+        ):
             self._counts.stale += 1
             self._ctx.count("stream/dropped_stale_groups")
             self._drop(group, TOO_OLD)
@@ -231,23 +229,22 @@ class GroupStream:
         """Why there will be no such step; None while there may be."""
         groups = self._parts.groups
         if groups.drawn_count >= self._group_limit and len(self._finished) < self._batch_size and groups.dropped:
-            groups.kept = [group.prompt for group in self._finished]
+            groups.kept = [group.prompt for group in self._finished.groups]
             groups.batch_count = -(-groups.drawn_count // self._generation_size)
             error = groups.not_full(step)
             return NoMoreSteps(error.message, error)
         if not self._ended or self._gate.in_flight:
             return None
-        groups.kept = [group.prompt for group in self._finished]
-        for group in self._finished:
+        groups.kept = [group.prompt for group in self._finished.groups]
+        for group in self._finished.take(lambda _: True):
             self._drop(group, DATA_OVER)
-        self._finished.clear()
         return end_of_data(self._ctx.config, step, groups)
 
     def _take(self, step: int, chosen: list[FinishedGroup], trace: str, started: float, waited_s: float) -> Produced:
         parts, counts = self._parts, self._counts
         self._parts, self._counts = self._new_parts(), _Counts()
         taken = {group.prompt.group for group in chosen}
-        self._finished = [group for group in self._finished if group.prompt.group not in taken]
+        self._finished.take(lambda group: group.prompt.group in taken)
         self._gate.taken_steps = step
         self._leave_out(step, counts)
         parts.groups.kept = [group.prompt for group in chosen]
@@ -274,12 +271,11 @@ class GroupStream:
         def ends(oldest: int) -> bool:
             return last or deadline_of(oldest, self._max_staleness) <= step
 
-        for group in [group for group in self._finished if ends(group.oldest_step)]:
-            self._finished.remove(group)
+        for group in self._finished.take(lambda group: ends(group.oldest_step)):
             self._drop(group, reason)
             counts.surplus += 1
-        for ticket in [ticket for ticket in self._in_flight() if ends(ticket.admitted_step)]:
-            del self._gate.in_flight[ticket.number]
+        for ticket in [ticket for ticket in self._gate.in_flight if ends(ticket.admitted_step)]:
+            self._gate.in_flight.end(ticket.number)
             self._gate.released += 1
             self._source.stop(ticket, reason)
             counts.surplus += 1
@@ -307,7 +303,7 @@ class GroupStream:
 
     def open_groups(self) -> frozenset[GroupId]:
         """Drawn, and neither dropped nor given to the trainer."""
-        return self._source.open_groups() | {group.prompt.group for group in self._finished}
+        return self._source.open_groups() | {group.prompt.group for group in self._finished.groups}
 
     def sampler_state(self) -> Mapping[str, Any]:
         """Where the data order is right now."""
@@ -329,13 +325,13 @@ class GroupStream:
         return {
             "admitted": self._gate.admitted,
             "released": self._gate.released,
-            "finished": [group_to_json(group) for group in self._finished],
+            "finished": [group_to_json(group) for group in self._finished.groups],
             "source": dict(self._source.state()),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave; before `run` and `synced`."""
-        self._finished = [group_from_json(group) for group in state["finished"]]
+        self._finished = Finished(group_from_json(group) for group in state["finished"])
         self._gate.admitted = int(state["admitted"])
         self._gate.released = int(state["released"])
         self._source.restore(state["source"], lambda _, admitted_step: self._begin(admitted_step))

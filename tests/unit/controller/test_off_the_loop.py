@@ -15,6 +15,7 @@ from argosy.config import Config
 from argosy.controller import staleness
 from argosy.controller.context import RunContext, Services
 from argosy.controller.data.sampler import PromptSampler
+from argosy.controller.garbage import AT_EASE, AT_LAST, own_collections
 from argosy.controller.groups import FinishedGroup, Ticket
 from argosy.controller.ledger import Ledger
 from argosy.controller.ledger import closing as closing_module
@@ -51,20 +52,50 @@ async def test_the_loop_turns_while_a_step_is_made_and_closed(
     assert [len(batch) for batch in recorded.batches] == [16, 16]
 
 
-async def test_full_collections_leave_out_what_was_there_before(
+async def test_no_full_collection_comes_in_the_middle_of_a_step(
     small_job: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts: list[int] = []
-    real = assemble.build
+    """A young one finds the cycles of a step; a full one comes at its end, and leaves out what was there before."""
+    frozen: list[int] = []
+    full: list[int] = []
+    before, real = gc.get_threshold(), assemble.build
 
-    def counting(*args: Any) -> Any:
-        counts.append(gc.get_freeze_count())
+    def busy(*args: Any) -> Any:
+        frozen.append(gc.get_freeze_count())
+        seen = len(full)
+        kept = [[] for _ in range(200_000)]  # type: ignore[var-annotated]
+        assert kept
+        assert len(full) == seen
         return real(*args)
 
-    monkeypatch.setattr(assemble, "build", counting)
-    await run_recorded(small_job.with_values({"trainer.total_training_steps": 1}), monkeypatch)
-    assert counts[0] > 10_000, "Python's own modules alone are more"
-    assert gc.get_freeze_count() == 0, "a process may live on after its run"
+    def count(phase: str, info: Mapping[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            full.append(len(frozen))
+
+    monkeypatch.setattr(assemble, "build", busy)
+    gc.callbacks.append(count)
+    try:
+        await run_recorded(small_job.with_values({"trainer.total_training_steps": 2}), monkeypatch)
+    finally:
+        gc.callbacks.remove(count)
+    assert [place for place in full if place] == [1, 2]
+    assert frozen[0] > 10_000, "Python's own modules alone are more"
+    assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before), "a process may live on after its run"
+
+
+def test_full_collections_wait_while_many_samples_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    full: list[int] = []
+    monkeypatch.setattr(gc, "collect", lambda: full.append(1))
+    with own_collections() as outer, own_collections() as inner:
+        assert gc.get_threshold()[2] > 10**6
+        for _ in range(AT_LAST - 1):
+            inner.step_done(AT_EASE + 1)
+        assert not full
+        inner.step_done(AT_EASE + 1)
+        assert len(full) == 1
+        outer.step_done(AT_EASE)
+        assert len(full) == 2
+    assert gc.get_threshold()[2] < 10**6
 
 
 class Forever:

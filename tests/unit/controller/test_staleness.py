@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from argosy.controller.staleness import choose, deadline_of, room, staleness_metrics
+from argosy.controller.staleness import choose, deadline_of, is_ready, room, staleness_metrics
 from argosy.types.ids import PolicyVersion, SampleId
 from argosy.types.records import Completion, FinishReason, VersionRun
 
@@ -70,6 +71,8 @@ class Run:
         in_flight = [self.deadline(group, group.admitted) for group in self.in_flight]
         places = choose(step, self.batch_size, finished, in_flight, self.spare)
         assert places == choose(step, self.batch_size, finished, reversed(in_flight), self.spare), "not a function"
+        counts = Counter(finished), Counter(in_flight)
+        assert is_ready(step, self.batch_size, *counts, self.spare) == (places is not None)
         if places is None:
             return False
         assert len(set(places)) == self.batch_size
@@ -136,6 +139,15 @@ def test_the_rest_of_a_step_is_what_was_done_first() -> None:
     assert choose(1, 2, [5, 4, 3], [3, 3]) == [0, 1]
     assert choose(1, 3, [5, 1, 4, 3], []) == [1, 0, 2]
     assert choose(1, 3, [5, 4], []) is None
+
+
+@settings(max_examples=300)
+@given(st.integers(1, 4), st.lists(st.integers(3, 7)), st.lists(st.integers(3, 7)), st.integers(0, 3))
+def test_counts_alone_say_whether_there_is_a_step(
+    batch_size: int, finished: list[int], unfinished: list[int], spare: int
+) -> None:
+    places = choose(3, batch_size, finished, unfinished, spare)
+    assert is_ready(3, batch_size, Counter(finished), Counter(unfinished), spare) == (places is not None)
 
 
 def test_a_synchronous_run_has_one_step_under_way() -> None:

@@ -135,6 +135,11 @@ class Ledger:
         for entry in self._end(samples, DROPPED):
             entry.reason = reason
 
+    @property
+    def open_count(self) -> int:
+        """Samples under way."""
+        return len(self._open)
+
     def in_flight(self) -> list[Entry]:
         """The open samples as they are now, by id."""
         return [replace(entry) for entry in in_order(self._open.values())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -12,6 +13,7 @@ from argosy.controller.context import RunContext
 from argosy.controller.stages.dispatch import Places
 from argosy.controller.stages.fleet import RolloutFleet
 from argosy.types.errors import ArgosyError, DeadlineError, OverloadedError, StateError, UnavailableError
+from argosy.types.ids import PolicyVersion
 from argosy.types.records import Completion, Failed, FinishReason, Generated, GenerateRequest, TokenRun, VersionRun
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,8 @@ LEAVES = "leaves"
 """As whom a server's places are held that drains."""
 LOST = (UnavailableError, DeadlineError)
 """How a call ends whose server is lost, or can't make this sample."""
+MAX_FAILED = 3
+"""Samples in a row that a server may fail before others get its share."""
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 """How a sample ends that needs nothing more."""
 
@@ -80,6 +84,10 @@ class SingleSamples:
         self._running: dict[str, Running] = {}
         self._parked: dict[str, Generated] = {}
         """What samples have that no server has right now."""
+        self._failed: Counter[str] = Counter()
+        """Samples in a row that each server failed."""
+        self._set_aside: dict[str, PolicyVersion | None] = {}
+        """Servers that say that they are ready, and yet fail what they get → the weights before which that was."""
         self._rescue: asyncio.Task[None] | None = None
         """Waits for a server to come back while there is none."""
         self._alone = asyncio.Lock()
@@ -192,6 +200,7 @@ class SingleSamples:
                         completion.finish_reason in WHOLE or running.is_interrupted or self.places.is_held(member)
                     ):
                         failure = UnavailableError(f"{member}: {completion.error or completion.finish_reason.value}")
+            self._judge(member, completion)
             if completion is None and not running.is_given_up:
                 completion, failure = (
                     _partial(running),
@@ -203,7 +212,7 @@ class SingleSamples:
         except DeadlineError as error:
             if self._fleet.usable <= {member}:
                 raise
-            self._fleet.usable.discard(member)  # it takes samples and doesn't answer (case D6); others may
+            self._put_aside(member)  # it takes samples and doesn't answer (case D6); others may
             completion, failure = completion or _partial(running), error
         except UnavailableError as error:
             self._fleet.usable.discard(member)
@@ -218,6 +227,21 @@ class SingleSamples:
         if failure is not None:
             self._ctx.vitals.failed(member, failure)
         return completion, failure
+
+    def _judge(self, member: str, completion: Completion | None) -> None:
+        """Send no more to a server that fails sample after sample, if there are others (case D6)."""
+        if completion is None or completion.finish_reason is not FinishReason.FAILED:
+            self._failed.pop(member, None)
+            return
+        self._failed[member] += 1
+        if self._failed[member] >= MAX_FAILED and not self._fleet.usable <= {member}:
+            log.warning("%s fails sample after sample (%s): others get its share", member, completion.error)
+            self._put_aside(member)
+
+    def _put_aside(self, member: str) -> None:
+        """Use it no more until it has taken other weights, whatever its status says."""
+        self._fleet.usable.discard(member)
+        self._set_aside[member] = self._fleet.version
 
     def _begin(self, request: GenerateRequest, member: str) -> None:
         """Enter a sample that has a place; the place is given back where the ledger refuses (its group was dropped)."""
@@ -245,6 +269,9 @@ class SingleSamples:
         if self._readmitting is None or self._readmitting.done():
             self._readmitting = asyncio.create_task(self._fleet.readmit())
         await asyncio.shield(self._readmitting)
+        aside = {member for member, version in self._set_aside.items() if version == self._fleet.version}
+        if self._fleet.usable - aside:  # else they are better than nobody
+            self._fleet.usable -= aside
         await self.refresh()
 
     async def refresh(self) -> None:
