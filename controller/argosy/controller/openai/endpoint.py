@@ -30,7 +30,8 @@ def check_endpoint(config: Config) -> None:
     from argosy.controller.openai.server import listen
 
     Keys(config)
-    listen(options.host, options.port).close()
+    if config.argosy.placement != "fleet":  # where another controller may lead the run, and have it open, for now
+        listen(options.host, options.port).close()
 
 
 def _check_installed() -> None:
