@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -136,8 +137,16 @@ async def test_f6_down_for_longer_than_the_lease(fleet: Fleet, caplog: pytest.Lo
     assert caplog.text.count("leader a of run could not renew its lease") == 1
 
 
-async def test_f6_an_etcd_that_lost_its_data_keeps_its_leader(fleet: Fleet) -> None:
+async def test_f6_an_etcd_that_lost_its_data_keeps_its_leader(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever stands by lets the leader come back, and never leads with a term that there was before."""
+    keeper: Any = fleet.leadership._keeper
+    let, reclaim = threading.Event(), keeper._reclaim
+
+    def when_let(lease: int) -> bool:
+        assert let.wait(HANG_S)
+        return bool(reclaim(lease))
+
+    monkeypatch.setattr(keeper, "_reclaim", when_let)
     theirs = fleet.connect()
     standing = asyncio.create_task(theirs.elect("run", candidate="b"))
     await asyncio.sleep(0.5)
@@ -145,6 +154,9 @@ async def test_f6_an_etcd_that_lost_its_data_keeps_its_leader(fleet: Fleet) -> N
     for node in fleet.cluster.nodes:
         shutil.rmtree(node.folder / "data")
     await asyncio.to_thread(fleet.cluster.start)
+    with pytest.raises(UnavailableError, match="has lost its data"):  # and not that another one leads
+        await fleet.ours.put_state("run", "step", "1", term=1)
+    let.set()
     await fleet.until(lambda: fleet.names == ["rollout-0"] and fleet.seen[0].incarnation == "life.2", "back")
     await fleet.heals()
     assert not standing.done()

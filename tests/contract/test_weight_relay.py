@@ -221,6 +221,18 @@ async def test_e11_a_server_of_another_version_is_no_source(fleet: Fleet) -> Non
     assert dict(fleet.sent) == {"b": fleet.size}
 
 
+async def test_e11_a_server_that_is_not_ready_is_no_source(fleet: Fleet) -> None:
+    """It holds the version, and may be about to swap or to leave."""
+    await fleet.join("a", "b")
+    version = await fleet.sync(0)
+    await fleet.cores["a"].pause("keep", mutation())
+    await fleet.join("c")
+    fleet.sent.clear()
+    await catch_up(fleet.ctx, fleet.stage, "c")
+    assert fleet.versions()["c"] == version
+    assert dict(fleet.sent) == {"b": fleet.size}
+
+
 async def test_d11_a_peer_that_dies_half_way_and_the_trainer_as_the_last_source(fleet: Fleet) -> None:
     await fleet.join("a", "b")
     version = await fleet.sync(0)
@@ -310,6 +322,35 @@ async def test_a_server_that_fails_a_sync_is_waited_for_once_and_comes_back_by_i
     assert fleet.versions() == dict.fromkeys("ab", version)
     await fleet.train()
     version = await fleet.sync(4)
+    assert fleet.versions() == dict.fromkeys("ab", version)
+
+
+async def test_d11_a_server_that_comes_into_use_during_a_sync_is_brought_its_version(
+    fleet: Fleet, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It held the version before and so was right when it was taken in, and is wrong a moment later."""
+    await fleet.join("a", "b")
+    before = await fleet.sync(0)
+    await fleet.train()
+    client: Any = fleet.rollouts["b"]
+    finish, synced, after = client.finish_weight_update, fleet.stage.synced, list[set[str]]()
+
+    async def while_it_swaps(*arguments: Any) -> Any:
+        fleet.lost.clear()
+        assert await fleet.stage.take_in("a")
+        return await finish(*arguments)
+
+    async def look(*arguments: Any) -> None:
+        await synced(*arguments)
+        after.append(set(fleet.stage.usable))
+
+    monkeypatch.setattr(client, "finish_weight_update", while_it_swaps)
+    monkeypatch.setattr(fleet.stage, "synced", look)
+    fleet.lost.add("a")
+    version = await fleet.sync(1)
+    assert before != version
+    assert after == [{"b"}]
+    await until(lambda: fleet.stage.usable == {"a", "b"}, "a is back")
     assert fleet.versions() == dict.fromkeys("ab", version)
 
 

@@ -148,8 +148,10 @@ class FleetWatch:
                     self._absent.pop(known.member_id).cancel()
 
     async def race(self, work: Coroutine[Any, Any, Result], *, setbacks: bool = False) -> Result:
-        """The result of the work, unless a service is gone: then the work is ended, and SetbackError raised (without
-        `setbacks`: its cause). When a call fails because of that, membership gets the time to say so."""
+        """The result of the work. With `setbacks`, SetbackError when a service is gone, and the work is ended; when a
+        call fails because of that, membership gets the time to say so."""
+        if not setbacks:
+            return await work
         task, gone = asyncio.ensure_future(work), self._gone
         ends: set[asyncio.Future[Any]] = {task, gone}
         try:
@@ -157,8 +159,7 @@ class FleetWatch:
             if not gone.done() and isinstance(_failure_of(task), (UnavailableError, DeadlineError)):
                 await asyncio.wait({gone}, timeout=self._ttl_s + RETURN_S + 2 * _CALL_S)
             if gone.done():
-                setback = gone.result()
-                raise (setback if setbacks else setback.cause) from _failure_of(task)
+                raise gone.result() from _failure_of(task)
             return task.result()
         finally:
             task.cancel()

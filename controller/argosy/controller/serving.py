@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,7 +35,7 @@ async def serve_control(
     tracing: Tracing,
     member_id: str = MEMBER_ID,
 ) -> AsyncIterator[str]:
-    """Serve `control` on a free loopback port while the block runs; yields the address.
+    """Serve `control` where `argosy.controller` says while the block runs; yields the address.
 
     The address is in membership, with run and term, and in `endpoint.json` of the run folder for commands on this
     machine.
@@ -42,8 +43,8 @@ async def serve_control(
     control.membership = membership
     gate = Gate(member_id)
     server = RpcServer.listen(
-        "127.0.0.1",
-        0,
+        config.argosy.controller.host,
+        config.argosy.controller.port,
         gate=gate,
         options=RpcOptions(max_message_bytes=config.argosy.rpc.max_message_bytes),
         interceptors=tracing.server_interceptors(),
@@ -53,21 +54,27 @@ async def serve_control(
     await server.start()
     await server.set_serving(True)
     incarnation = secrets.token_hex(8)
+    reached_at = _as_others_see(server.address)
     member = Member(
-        member_id, "controller", server.address, incarnation,
+        member_id, "controller", reached_at, incarnation,
         capabilities=leader_capabilities(Leader(control.view.run_id, control.view.term)), state=MemberState.READY,
     )  # fmt: skip
     registration = await membership.register(member)
-    address = {"address": server.address, "run_id": control.view.run_id, "incarnation": incarnation}
+    address = {"address": reached_at, "run_id": control.view.run_id, "incarnation": incarnation}
     write_atomically(run_dir / ADDRESS_FILE, json.dumps(address).encode())
     watching = asyncio.create_task(control.stalls.run(control.notify), name="watch for stalls")
     try:
-        yield server.address
+        yield reached_at
     finally:
         watching.cancel()
         _remove(run_dir / ADDRESS_FILE, incarnation)
         await registration.close()
         await server.stop(grace_s=1.0)
+
+
+def _as_others_see(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    return f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "[::]", "::") else address
 
 
 def _remove(path: Path, incarnation: str) -> None:

@@ -25,7 +25,7 @@ from argosy.membership.etcd_records import EtcdRegistration, Store
 from argosy.membership.etcd_watch import PrefixWatch
 from argosy.membership.interface import StateValue
 from argosy.membership.memory import fenced
-from argosy.types.errors import CorruptDataError
+from argosy.types.errors import ArgosyError, CorruptDataError, UnavailableError
 from argosy.types.records import Member
 
 _LOG = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class EtcdMembership:
         """Write as the leader of `term`, in one transaction with the check of the term."""
         written, revision = await self._guarded_put(run_id, key, value, term, [])
         if not written:
-            raise fenced(run_id, term, await self.current_term(run_id))
+            raise self._refused(run_id, term, await self.current_term(run_id))
         return revision
 
     async def compare_and_swap(
@@ -106,7 +106,7 @@ class EtcdMembership:
             return StateValue(value, revision)
         current = await self.current_term(run_id)
         if current != term:
-            raise fenced(run_id, term, current)
+            raise self._refused(run_id, term, current)
         return None
 
     async def claim_name(self, names: Iterable[str], *, ttl_s: int) -> str:
@@ -133,6 +133,12 @@ class EtcdMembership:
             await self._run(functools.partial(watch.join, _STOP_S))
         self._store.client.close()
         self._threads.shutdown(wait=False)
+
+    def _refused(self, run_id: str, term: int, current: int) -> ArgosyError:
+        leads = any(isinstance(kept, EtcdLeadership) and kept.holds(run_id, term) for kept in self._kept)
+        if leads and current < term:
+            return UnavailableError(f"etcd has lost its data, and will be told again that term {term} leads {run_id!r}")
+        return fenced(run_id, term, current)
 
     async def _follow(self, prefix: str) -> AsyncGenerator[dict[str, bytes], None]:
         watch = PrefixWatch(self._store.client, prefix)

@@ -46,6 +46,10 @@ class EtcdLeadership(Leased):
         """Whether a newer leader exists, or this one was resigned."""
         return self._lost_now or self._closed
 
+    def holds(self, run_id: str, term: int) -> bool:
+        """Whether this is the leadership of a run with a term, and nobody is known to have taken it."""
+        return (self._run_id, self._term) == (run_id, term) and not self.lost
+
     async def wait_lost(self) -> None:
         """Return when the leadership is lost or resigned."""
         await self._lost.wait()

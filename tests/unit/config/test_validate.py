@@ -65,6 +65,7 @@ def test_verls_default_estimator_runs_a_critic(base: list[str]) -> None:
         ({"critic.model.path": "/no/such/model"}, "critic.model.path: no such folder"),
         ({"trainer.critic_warmup": 5, "trainer.total_training_steps": 5}, "got 5 for trainer.total_training_steps=5"),
         ({"argosy.critic.host": "0.0.0.0"}, "only loopback is accepted"),
+        ({"argosy.controller.host": "0.0.0.0"}, "argosy.controller.host: got '0.0.0.0'"),
         ({"argosy.critic.device": "gpu"}, "wants auto, cpu, cuda or cuda:N"),
     ],
 )

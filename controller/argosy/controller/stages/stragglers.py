@@ -1,4 +1,4 @@
-"""Servers whose sync has failed: nobody waits for them again until they answer, and then they are caught up."""
+"""Servers that a sync has not reached: nobody waits for them again until they answer, and then they are caught up."""
 
 from __future__ import annotations
 
@@ -20,12 +20,17 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 
 def leave_out(ctx: RunContext, rollout: RolloutStage, member: str, failure: Exception) -> None:
     """Use a server no more, and let later syncs pass it over; it is watched until it is back, or gone for good."""
-    rollout.give_up(member)
     log.warning("%s is left out until it answers again; its weight sync failed: %s", member, brief(failure))
+    rollout.turns.left_out.add(member)
+    bring_back(ctx, rollout, member)
+
+
+def bring_back(ctx: RunContext, rollout: RolloutStage, member: str) -> None:
+    """Use a server no more until it holds the current weights, which it is brought as soon as it answers."""
+    rollout.give_up(member)
     before = rollout.turns.watches.pop(member, None)
     if before is not None:
         before.cancel()
-    rollout.turns.left_out.add(member)
     task = asyncio.create_task(_watch(ctx, rollout, member), name=f"wait for {member}")
     rollout.turns.watches[member] = task
     task.add_done_callback(lambda done: _ended(rollout, member, done))

@@ -10,7 +10,7 @@ from argosy.controller.context import RunContext
 from argosy.controller.stages.fleet import AWAY
 from argosy.controller.stages.phases import Deadline
 from argosy.controller.stages.rollout import RolloutStage
-from argosy.controller.stages.stragglers import leave_out
+from argosy.controller.stages.stragglers import bring_back, leave_out
 from argosy.controller.stages.transfer import EVERYWHERE, SAME_HOST, choose_transports, transfer
 from argosy.controller.stages.weights_form import choose_form, publish, with_bases
 from argosy.types.errors import (
@@ -48,6 +48,8 @@ async def publish_and_sync(ctx: RunContext, rollout: RolloutStage, step: int) ->
             _nobody_took_it(ctx, step, failures)
         for member, failure in failures.items():
             leave_out(ctx, rollout, member, failure)
+        for member in set(rollout.in_use()) - set(members):  # came into use meanwhile, with the version before
+            bring_back(ctx, rollout, member)
         ctx.measured["sync/transferred_mb"] = sum(result for result in results if isinstance(result, int)) / 1e6
         ctx.measured["sync/manifest_mb"] = sum(t.size_bytes for t in manifest.tensors if not t.tied_to) / 1e6
         await rollout.synced([member for member in members if member not in failures], manifest.version)
@@ -55,9 +57,9 @@ async def publish_and_sync(ctx: RunContext, rollout: RolloutStage, step: int) ->
 
 
 def _members(rollout: RolloutStage) -> list[str]:
-    """Who takes part in a sync: all but those that don't answer, unless that is everyone."""
-    members = rollout.members()
-    return [member for member in members if member not in rollout.turns.left_out] or members
+    """Who takes part in a sync: all but those that do not answer, unless that is everyone. Who is in use does."""
+    members, left_out = rollout.members(), rollout.turns.left_out
+    return [member for member in members if member not in left_out or rollout.is_usable(member)] or members
 
 
 def _nobody_took_it(ctx: RunContext, step: int, failures: Mapping[str, Exception]) -> None:

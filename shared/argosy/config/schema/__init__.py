@@ -4,6 +4,7 @@ from argosy.config.schema.actor import ActorConfig, PolicyLossConfig, RefConfig
 from argosy.config.schema.algorithm import AlgorithmConfig, KlCtrlConfig
 from argosy.config.schema.argosy import (
     ArgosyConfig,
+    ControllerConfig,
     CriticServiceConfig,
     MembershipConfig,
     ParityConfig,
@@ -34,6 +35,7 @@ __all__ = [
     "AlgorithmConfig",
     "ArgosyConfig",
     "Config",
+    "ControllerConfig",
     "CriticConfig",
     "CriticModelConfig",
     "CriticOptimConfig",

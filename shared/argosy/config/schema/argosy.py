@@ -104,6 +104,17 @@ class TrainerServiceConfig:
 
 
 @dataclass(frozen=True)
+class ControllerConfig:
+    """The controller's own service, through which a run is watched, paused and stopped."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 is registered under the machine's name. Other than loopback needs
+    argosy.allow_remote_hosts=true."""
+    port: int = 0
+    """Port to listen on; 0 lets the system choose a free one, which is then registered."""
+
+
+@dataclass(frozen=True)
 class CriticServiceConfig:
     """The critic service: a trainer with a value head."""
 
@@ -267,6 +278,8 @@ class ArgosyConfig:
     allow_remote_hosts: bool = False
     """Let services listen on other addresses than loopback. Calls are neither encrypted nor authenticated: only on a
     network that you trust."""
+    controller: ControllerConfig = field(default_factory=ControllerConfig)
+    """The controller's own service."""
     services: ServicesConfig = field(default_factory=ServicesConfig)
     """Interpreters and environment variables of the services."""
     rollout: RolloutServiceConfig = field(default_factory=RolloutServiceConfig)

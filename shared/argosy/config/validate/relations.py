@@ -158,7 +158,7 @@ def check_argosy(config: Config) -> Iterator[str]:
     argosy = config.argosy
     if argosy.deterministic:
         yield from _check_deterministic(config)
-    for name in ("rollout", "trainer", "critic", "reference", "reward"):
+    for name in ("controller", "rollout", "trainer", "critic", "reference", "reward"):
         host = getattr(argosy, name).host
         if not is_loopback(host) and not argosy.allow_remote_hosts:
             yield (

@@ -259,7 +259,7 @@ RANGES: dict[str, Range] = {
     "argosy.rpc.retry_attempts": COUNT,
     "argosy.rpc.retry_initial_backoff_s": POSITIVE,
     "argosy.rpc.retry_max_backoff_s": POSITIVE,
-    **{f"argosy.{service}.port": Range(0, 65535) for service in _SERVICES},
+    **{f"argosy.{service}.port": Range(0, 65535) for service in (*_SERVICES, "controller")},
     **{f"argosy.{service}.threads": NOT_NEGATIVE for service in _SERVICES if service != "reward"},
 }
 

@@ -316,6 +316,8 @@ TESTS: dict[str, str] = {
     "argosy.trainer.max_shard_size": "test_argosy.py::test_max_shard_size",
     "argosy.trainer.host": "test_launch.py::test_host",
     "argosy.trainer.port": "test_launch.py::test_port",
+    "argosy.controller.host": "test_launch.py::test_controller_address",
+    "argosy.controller.port": "test_launch.py::test_controller_address",
     "argosy.critic.device": "test_argosy.py::test_device",
     "argosy.critic.threads": "test_argosy.py::test_threads",
     "argosy.critic.host": "test_launch.py::test_host",

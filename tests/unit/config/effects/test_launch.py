@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,9 +23,11 @@ from argosy.controller.entry import _end_soon
 from argosy.controller.launch import fleet as fleet_module
 from argosy.controller.launch.fleet import LocalFleet
 from argosy.controller.placement import open_placement, rpc_settings
+from argosy.controller.serving import serve_control
 from argosy.membership.etcd_client import EtcdOptions
 from argosy.membership.memory import MemoryMembership
 from argosy.rpc import host as host_module
+from argosy.rpc.clients.controller import ControllerClient
 from argosy.rpc.host import Service
 from argosy.rpc.retry import retry
 from argosy.telemetry import traces
@@ -116,6 +119,33 @@ def test_port(job: Config, host: Any, key: str) -> None:
     role = key.split(".")[1]
     assert host(role, job)[1] == 0
     assert host(role, job.with_values({key: 4711}))[1] == 4711
+
+
+async def test_controller_address(job: Config) -> None:
+    async def reached_at(values: dict[str, Any]) -> str:
+        config, tracing = (
+            job.with_values(values),
+            traces.setup_from_settings(
+                "controller-0", run_id="run", run_dir=job.run_folder, enabled=False, otlp_endpoint=None
+            ),
+        )
+        job.run_folder.mkdir(exist_ok=True)
+        membership = MemoryMembership()
+        async with serve_control(RunControl("run", 1), membership, job.run_folder, config, tracing) as address:
+            [member] = await membership.members("controller")
+            client = ControllerClient(address)
+            assert (await client.get_run()).run_id == "run"
+            await client.close()
+        assert member.address == address
+        return address
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert (await reached_at({})).startswith("127.0.0.1:")
+    assert await reached_at({"argosy.controller.port": port}) == f"127.0.0.1:{port}"
+    everywhere = {"argosy.controller.host": "0.0.0.0", "argosy.allow_remote_hosts": True}
+    assert (await reached_at(everywhere)).startswith(f"{socket.gethostname()}:")
 
 
 @pytest.mark.parametrize("key", [
