@@ -209,7 +209,8 @@ def test_groups_are_spread_as_looking_at_every_member_would(sizes: list[int], we
         [GenerateRequest(SampleId(0, position, k), (1,), params, "train") for k in range(size)]
         for position, size in enumerate(sizes)
     ]
-    load, expected = dict.fromkeys(weights, 0), {}
+    load = dict.fromkeys(weights, 0)
+    expected: dict[SampleId, str] = {}
     for group in sorted(groups, key=lambda group: (-len(group), group[0].sample_id)):
         member = min(weights, key=lambda name: ((load[name] + len(group)) / weights[name], name))
         load[member] += len(group)
