@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from argosy.config import Config
 from argosy.controller import staleness
@@ -20,10 +22,11 @@ from argosy.controller.groups import FinishedGroup, Ticket
 from argosy.controller.ledger import Ledger
 from argosy.controller.ledger import closing as closing_module
 from argosy.controller.stages import assemble
+from argosy.controller.stages.rollout import assign_groups
 from argosy.controller.stream_source import PromptGroups
 from argosy.membership.memory import MemoryMembership
-from argosy.types.ids import GroupId
-from argosy.types.records import Completion, GenerateRequest, Prompt
+from argosy.types.ids import GroupId, SampleId
+from argosy.types.records import Completion, GenerateRequest, Prompt, SamplingParams
 from unit.config.effects.recorded import run_recorded
 from unit.controller.test_stream import settled, step_of, streaming
 
@@ -193,3 +196,24 @@ async def test_who_is_done_is_looked_through_only_when_they_may_be_enough(
         source.end(0)
         assert await asyncio.wait_for(first, HANG_S) == [0, 1]
         assert looks == [2]
+
+
+@given(
+    st.lists(st.integers(1, 4), max_size=30),
+    st.dictionaries(st.sampled_from("abcdef"), st.sampled_from([0.5, 1.0, 1.5, 3.0]), min_size=1),
+)
+def test_groups_are_spread_as_looking_at_every_member_would(sizes: list[int], weights: dict[str, float]) -> None:
+    """Each to the member that would be done with it soonest, the longest first: without a look at all for each."""
+    params = SamplingParams(max_tokens=1)
+    groups = [
+        [GenerateRequest(SampleId(0, position, k), (1,), params, "train") for k in range(size)]
+        for position, size in enumerate(sizes)
+    ]
+    load = dict.fromkeys(weights, 0)
+    expected: dict[SampleId, str] = {}
+    for group in sorted(groups, key=lambda group: (-len(group), group[0].sample_id)):
+        member = min(weights, key=lambda name: ((load[name] + len(group)) / weights[name], name))
+        load[member] += len(group)
+        expected |= dict.fromkeys((request.sample_id for request in group), member)
+    shares = assign_groups([request for group in groups for request in group], weights)
+    assert {request.sample_id: member for member, share in shares.items() for request in share} == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -197,8 +198,15 @@ def assign_groups(
         groups[request.sample_id.group].append(request)
     load = dict.fromkeys(weights, 0)
     shares: dict[str, list[GenerateRequest]] = defaultdict(list)
+    ends: list[tuple[float, str]] = []  # when each member would be done with a group of `size` more
+    size = 0
     for _, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
-        member = min(weights, key=lambda name: ((load[name] + len(group)) / weights[name], name))
-        load[member] += len(group)
+        if len(group) != size:
+            size = len(group)
+            ends = [((load[name] + size) / weight, name) for name, weight in weights.items()]
+            heapq.heapify(ends)
+        member = ends[0][1]
+        load[member] += size
         shares[member].extend(group)
+        heapq.heapreplace(ends, ((load[member] + size) / weights[member], member))
     return {member: sorted(share, key=lambda request: request.sample_id) for member, share in shares.items()}

@@ -16,6 +16,7 @@ from argosy.types.records import TransferOffer, WeightsManifest
 from argosy.weightsync.copying import copy_checked
 from argosy.weightsync.hosts import host_id
 from argosy.weightsync.memory import KeptMapping
+from argosy.weightsync.native.library import load_library
 from argosy.weightsync.staging import Staging
 from argosy.weightsync.transports.base import PlainTransfer, SendOptions, TransferPlan, delta_metrics
 
@@ -57,13 +58,16 @@ async def receive(
     if offer.options.get("host_id") != host_id():
         raise InvalidInputError("the weights are offered by shared memory, but from another host or container")
     stop = threading.Event()
-    copying = asyncio.ensure_future(asyncio.to_thread(_copy, offer, staging, stop))
+    copying: asyncio.Future[None] | None = None
     try:
         async with asyncio.timeout(deadline_s):
+            await asyncio.to_thread(load_library)  # at a machine's first start it is compiled, some seconds
+            copying = asyncio.ensure_future(asyncio.to_thread(_copy, offer, staging, stop))
             await asyncio.shield(copying)
     except (TimeoutError, asyncio.CancelledError) as error:
         stop.set()
-        await asyncio.wait({copying})  # a part's time: nobody may write into the staging after this call
+        if copying is not None:
+            await asyncio.wait({copying})  # a part's time: nobody may write into the staging after this call
         if isinstance(error, asyncio.CancelledError):
             raise
         raise DeadlineError(

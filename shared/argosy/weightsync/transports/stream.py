@@ -12,6 +12,7 @@ import numpy as np
 from argosy.roles.weights import WeightSource
 from argosy.types.errors import DeadlineError
 from argosy.types.records import TransferOffer, WeightChunk, WeightsManifest
+from argosy.weightsync.native.library import load_library
 from argosy.weightsync.staging import Staging
 from argosy.weightsync.transports.base import PlainTransfer, SendOptions, TransferPlan, delta_metrics
 
@@ -62,6 +63,7 @@ async def pull(
     shares = _shares(manifest, streams) if source.address else [()]
     try:
         async with asyncio.timeout(deadline_s):
+            await asyncio.to_thread(load_library)  # at a machine's first start it is compiled, some seconds
             if len(shares) == 1:
                 await _pull_some(source, manifest, staging, shares[0])
                 return
