@@ -41,9 +41,11 @@ from argosy.types.records import (
     Member,
     RewardCapabilities,
     RunStatus,
+    ScaleChange,
     Scored,
     ScoreRequest,
     ScoreResult,
+    ServerCount,
 )
 
 QUICK = RetryPolicy(first_backoff_s=0.01)
@@ -404,6 +406,9 @@ class Run:
     async def stop(self, reason: str = "") -> RunStatus:
         return await self._set(f"stop: {reason}", "finished")
 
+    async def scale(self, wanted: Sequence[ServerCount]) -> list[ScaleChange]:
+        return [ScaleChange(one.role, one.pool or "default", 1, one.count, ("rollout-1",), ()) for one in wanted]
+
 
 async def test_controller_shows_and_steers_its_run(serve: Any) -> None:
     run = Run()
@@ -415,6 +420,8 @@ async def test_controller_shows_and_steers_its_run(serve: Any) -> None:
     assert await client.get_run() == await run.get_run()
     assert [member.member_id for member in await client.list_members()] == ["reward-0", "rollout-0"]
     assert await client.list_members("reward") == await run.list_members("reward")
+    wanted = [ServerCount("rollout", 2)]
+    assert await client.scale(wanted) == tuple(await run.scale(wanted))
 
     seen: asyncio.Queue[str] = asyncio.Queue()
 
