@@ -421,7 +421,7 @@ async def test_controller_shows_and_steers_its_run(serve: Any) -> None:
     assert [member.member_id for member in await client.list_members()] == ["reward-0", "rollout-0"]
     assert await client.list_members("reward") == await run.list_members("reward")
     wanted = [ServerCount("rollout", 2)]
-    assert await client.scale(wanted) == tuple(await run.scale(wanted))
+    assert list(await client.scale(wanted)) == list(await run.scale(wanted))
 
     seen: asyncio.Queue[str] = asyncio.Queue()
 
