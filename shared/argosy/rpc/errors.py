@@ -65,6 +65,9 @@ _BY_CODE: dict[grpc.StatusCode, type[errors.ArgosyError]] = {
 _OVERSIZE_TEXTS = ("message larger than max", "MESSAGE_TOO_LARGE")
 """How gRPC itself words a message over its limit ("Sent message larger than max (9 vs. 8)")."""
 
+_BROKEN_TEXT = "Internal error from Core"
+"""What gRPC's own client says when the peer dies in the moment in which it writes to a stream: no defect of anybody."""
+
 
 def as_argosy_error(error: BaseException) -> errors.ArgosyError:
     """Ours as it is; a gRPC error translated; anything else an InternalError that says what it was."""
@@ -100,6 +103,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError, *, peer: str = "") -> errors.Arg
     kind = _BY_CODE.get(error.code(), errors.InternalError)
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and any(known in text for known in _OVERSIZE_TEXTS):
         kind = errors.MessageTooLargeError
+    elif error.code() is grpc.StatusCode.INTERNAL and text.startswith(_BROKEN_TEXT):
+        kind = errors.UnavailableError
     elif kind is errors.InternalError:
         message = f"{message} ({error.code().name})"
     return _made(kind, message, retry_after_s, metadata)

@@ -13,7 +13,7 @@ from argosy.api.reward.v1.reward_service_pb2_grpc import (
     add_RewardServiceServicer_to_server,
 )
 from argosy.rpc.channel import Caller
-from argosy.rpc.errors import REASONS, from_reason, to_reason, to_status
+from argosy.rpc.errors import REASONS, from_reason, from_rpc_error, to_reason, to_status
 from argosy.rpc.retry import NO_RETRY
 from argosy.types import errors
 
@@ -130,3 +130,12 @@ def test_reasons_and_subclasses() -> None:
 
     assert to_reason(Special("no")) == "WEIGHTS_REFUSED"
     assert isinstance(from_reason("FROM_THE_FUTURE", "?", {}), errors.InternalError)
+
+
+def test_d6_peer_that_dies_while_a_stream_is_written_is_unavailable() -> None:
+    """gRPC's client then says that its core had an internal error: a killed server must not look like a defect."""
+    none = grpc.aio.Metadata()
+    died = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, none, none, "Internal error from Core")
+    assert type(from_rpc_error(died)) is errors.UnavailableError
+    defect = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, none, none, "a defect")
+    assert type(from_rpc_error(defect)) is errors.InternalError
