@@ -94,13 +94,14 @@ test: .venv/.stamp-dev  ## the whole suite but tests marked engine or chaos
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 25 -m 'not engine and not chaos' $(PYTEST_ARGS)
 
 test-bounded: .venv/.stamp-dev  ## tests marked chaos or engine, bounded in time
-	$(BIN)/python -m pytest -n 1 --timeout 300 --durations 25 -m 'chaos or engine' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 1 --timeout 300 --durations 25 -m '(chaos or engine) and not soak' $(PYTEST_ARGS)
 
 kills: .venv/.stamp-dev  ## kill runs at twenty random points each, and compare them with unbroken ones
 	ARGOSY_KILLS=20 $(BIN)/python -m pytest --timeout 3600 tests/chaos/test_exact_resume.py
 
-chaos: .venv/.stamp-dev  ## a long storm of faults over one run (ARGOSY_FAULTS=200), with a table of what recoveries took
+chaos: .venv/.stamp-dev  ## a long storm of faults over one run (ARGOSY_FAULTS=200), with a table of recoveries; and the long tests
 	ARGOSY_FAULTS=$${ARGOSY_FAULTS:-200} $(BIN)/python -m pytest -q -s tests/chaos/test_storm.py
+	$(BIN)/python -m pytest --timeout 600 -m soak tests
 
 lint: .venv/.stamp-dev  ## ruff, and buf on the protos
 	$(BIN)/ruff format --check .

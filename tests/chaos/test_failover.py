@@ -151,6 +151,7 @@ def test_f8_a_leader_that_stood_still_is_refused_everywhere(fleet: FleetJob, unb
     assert_unbroken(fleet, unbroken)
 
 
+@pytest.mark.soak
 def test_a_trainer_that_is_killed_and_started_again_by_hand(fleet: FleetJob, unbroken: list[dict[str, Any]]) -> None:
     """The leader waits for it, and goes back to the last checkpoint by itself."""
     begin(fleet, after_step=3)

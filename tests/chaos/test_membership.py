@@ -56,7 +56,7 @@ def goes_on(job: ToyJob, run: str, process: subprocess.Popen[str], steps: int = 
     assert process.poll() is None, process.communicate()
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_d11_server_joins_a_live_run_drains_is_born_again_and_dies(job: ToyJob, staleness: int) -> None:
     run = f"join-{staleness}"
     folder = job.folder / run
@@ -109,6 +109,7 @@ def test_killed_child_costs_no_sample_and_little_time(job: ToyJob) -> None:
             print(f"\n{len(moved)} samples: {took[0]:.2f} to {took[-1]:.2f} s from the kill to a new dispatch")
 
 
+@pytest.mark.soak
 def test_last_server_leaves_the_run_waits_for_one_to_join_and_not_for_ever(job: ToyJob) -> None:
     run = "last"
     folder = job.folder / run
@@ -128,6 +129,7 @@ def test_last_server_leaves_the_run_waits_for_one_to_join_and_not_for_ever(job: 
         assert "no rollout server" in err
 
 
+@pytest.mark.soak
 def test_reference_server_joins_and_stands_in_for_one_that_dies(job: ToyJob) -> None:
     run = "references"
     folder = job.folder / run

@@ -23,7 +23,7 @@ from support.toy import ToyJob, make_toy_job
 pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("storm")]
 
 COUNT = int(os.environ.get("ARGOSY_FAULTS", "5"))
-SEED = int(os.environ.get("ARGOSY_STORM", "1"))
+SEED = int(os.environ.get("ARGOSY_STORM", "7"))
 OVERRIDES = (
     "trainer.total_training_steps=100000", "trainer.val_before_train=False", "trainer.test_freq=-1",
     "trainer.save_freq=10", "trainer.max_actor_ckpt_to_keep=2", "trainer.logger=[file]", "argosy.export_hf=false",

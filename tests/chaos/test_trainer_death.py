@@ -118,6 +118,7 @@ def test_whichever_service_dies_the_run_is_the_unbroken_one(job: ToyJob, unbroke
     assert main(["ledger", str(job.folder / "deaths"), "--check"]) == 0
 
 
+@pytest.mark.soak
 def test_before_the_first_checkpoint_it_begins_anew(job: ToyJob, unbroken: list[dict[str, Any]]) -> None:
     """There is nothing to load, so the trainers that live are started again too."""
     overrides = (*COMMON, "trainer.save_freq=-1", "trainer.total_training_steps=3")
@@ -160,6 +161,7 @@ def test_an_asynchronous_run_loses_and_repeats_nothing(job: ToyJob) -> None:
     assert [row["step"] for row in job.metrics("stream")] == list(range(1, 11))
 
 
+@pytest.mark.soak
 def test_a_rank_dies_and_the_trainer_comes_back_with_fewer(job: ToyJob) -> None:
     overrides = (*COMMON, "algorithm.adv_estimator=grpo", "argosy.deterministic=false", "trainer.n_gpus_per_node=2")
     process = job.start("ranks", *overrides, "trainer.total_training_steps=5", "argosy.restart.ranks=1")
