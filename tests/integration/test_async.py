@@ -17,7 +17,10 @@ COMMON = (
     "argosy.deterministic=false",
     "actor_rollout_ref.actor.use_kl_loss=False",
     "data.max_response_length=32",
-    "argosy.rollout.slot_count=2",  # few: rollouts are the slower side, so that samples run whenever weights come
+    # Rollouts are the slower side by far, and nothing keeps samples from a server while weights are on their way (the
+    # parity check does, so that it needn't wait): some always run when new weights come.
+    "argosy.rollout.slot_count=2",
+    "argosy.parity.enabled=false",
     "trainer.val_before_train=False",
     "trainer.logger=[file]",
     "argosy.export_hf=false",
