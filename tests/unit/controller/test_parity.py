@@ -110,6 +110,22 @@ async def test_a_member_that_can_not_answer_is_left_to_generation(tmp_path: Path
     assert await ParityGate(ctx, RolloutStage(ctx), PROMPTS).check(1) == {}
 
 
+async def test_a_member_that_is_lost_before_its_check_is_held_no_longer(tmp_path: Path) -> None:
+    """It may be born again under its name, and be the only one."""
+    lost: set[str] = set()
+    servers = cast(Any, {name: Away(UnavailableError("not now")) for name in ("rollout-0", "rollout-1")})
+    roles = Services(servers, cast(Any, None), cast(Any, None), None, lost=lost)
+    ctx = RunContext(Config(), "run", 1, roles, Ledger(tmp_path / "ledger", 1), MemoryMembership())
+    stage = RolloutStage(ctx)
+    gate = ParityGate(ctx, stage, PROMPTS)
+    gate.expect()
+    places = stage.singles.places
+    assert [places.is_held(name) for name in servers] == [True, True]
+    lost.add("rollout-1")
+    await gate.check(1)
+    assert [places.is_held(name) for name in servers] == [False, False]
+
+
 async def test_colocated_the_trainer_computes_only_while_the_servers_sleep(
     small_job: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

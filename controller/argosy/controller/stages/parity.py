@@ -69,6 +69,8 @@ class ParityGate:
         self._rollout = rollout
         self._requests = canary_requests(ctx.config, prompts)
         self._places = rollout.singles.places
+        self._held: set[str] = set()
+        """Members that a check will let go."""
         self._checking: asyncio.Task[dict[str, float]] | None = None
 
     @property
@@ -84,7 +86,8 @@ class ParityGate:
         the trainer would stand still for what was to run beside it.
         """
         if self._ctx.config.argosy.parity.enabled and self._requests:
-            for member in self._rollout.members():
+            self._held |= set(self._rollout.members())
+            for member in self._held:
                 self._places.hold(member, HOLDER)
 
     def begin(self, step: int) -> None:
@@ -113,8 +116,9 @@ class ParityGate:
         if not self._ctx.config.argosy.parity.enabled or not self._requests:
             return {}
         members = self._rollout.in_use()
-        for away in set(self._rollout.members()) - set(members):
+        for away in self._held - set(members):  # one that is lost too: it may be born again, and is needed then
             self._places.release(away, HOLDER)
+        self._held.clear()
         answers = await asyncio.gather(*(self._sample(member, step) for member in members))
         sampled = {member: found for member, found in zip(members, answers, strict=True) if found}
         if not sampled:
