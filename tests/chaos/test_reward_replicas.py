@@ -23,7 +23,7 @@ def two_replicas(job: ToyJob) -> tuple[str, ...]:
     path: Path = job.folder / "two.yaml"
     letters = {"count": 2, "custom_reward_function": {"path": f"{job.folder}/reward.py"}}
     path.write_text(yaml.safe_dump({"argosy": {"reward": {"services": {"letters": letters}}}}))
-    return ("custom_reward_function.path=null", "--config", str(path))
+    return ("custom_reward_function.path=null", "argosy.restart.limit=0", "--config", str(path))
 
 
 def test_g11_kill_nine_of_one_of_two_reward_servers_costs_no_sample(job: ToyJob) -> None:
