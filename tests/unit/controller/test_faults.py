@@ -16,6 +16,7 @@ from argosy.controller.ledger import Ledger
 from argosy.controller.placement import _unless_failed
 from argosy.controller.recovery import LATEST_KEY, publish_latest
 from argosy.controller.stages import rollout as stage
+from argosy.controller.stages import single
 from argosy.controller.stages.prompt import make_requests
 from argosy.membership.memory import MemoryMembership
 from argosy.types.errors import FencedError, StateError, UnavailableError
@@ -71,6 +72,7 @@ async def test_a_server_comes_back_only_with_the_current_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: PolicyVersion, comes_back: bool
 ) -> None:
     monkeypatch.setattr(stage, "ROUND_PAUSE_S", 0.0)
+    monkeypatch.setattr(single, "ROUND_PAUSE_S", 0.0)
     rollout = stage.RolloutStage(context(tmp_path, Blinking(version), MemoryMembership()))
     rollout.version = CURRENT
     answered: list[Completion] = []

@@ -126,17 +126,21 @@ class RolloutStage(RolloutFleet):
         await self.readmit()
         if number:  # once more: it may be one of them that servers die of, which shows when each goes by itself
             async with asyncio.TaskGroup() as group:
-                for sample in samples:
-                    group.create_task(self._by_itself(waiting, sample, sink, number + 1))
-            return None
+                tries = [group.create_task(self._by_itself(waiting, sample, sink, number + 1)) for sample in samples]
+            return next((failed for task in tries if (failed := task.result()) is not None), None)
         return await self._round(waiting, samples, sink, number + 1)
 
     async def _by_itself(
         self, waiting: dict[SampleId, GenerateRequest], sample: SampleId, sink: Sink, number: int
-    ) -> None:
-        completion = await self.singles.generate(waiting[sample], lost=number)
+    ) -> Exception | None:
+        """What went wrong if it still couldn't be made."""
+        try:
+            completion = await self.singles.generate(waiting[sample], lost=number)
+        except UnavailableError as error:
+            return error
         await sink(completion)
         del waiting[sample]
+        return None
 
     async def _serve(
         self, member: str, share: Sequence[GenerateRequest], waiting: dict[SampleId, GenerateRequest], sink: Sink
