@@ -222,13 +222,15 @@ async def test_modules_that_the_next_adapter_lacks_get_their_own_weights_back(
     assert await answers(rollout) == await answers(fresh)
 
 
-async def test_a_server_with_an_adapter_does_not_pass_it_on_as_weights(
+async def test_a_server_with_an_adapter_passes_on_the_adapter_and_no_merged_weights(
     make_rollout: MakeRollout, make_lora: MakeLora
 ) -> None:
     trainer, rollout = make_lora(), make_rollout()
-    await sync(rollout, trainer, await publish(trainer, 1))
-    with pytest.raises(NotFoundError, match="ask the trainer"):
-        await rollout.weight_source().get_manifest()
+    published = await publish(trainer, 1)
+    await sync(rollout, trainer, published)
+    held = await rollout.weight_source().get_manifest()
+    assert held.adapter is not None
+    assert held.tensors == published.tensors
 
 
 async def test_it_still_does_not_after_a_swap_that_the_engine_refused(

@@ -58,7 +58,8 @@ def wait_for_step(job: ToyJob, run: str, step: int, process: subprocess.Popen[st
 
 
 def test_d6_d11_pools_of_unlike_servers_train_on_when_one_is_killed(toy_job: ToyJob) -> None:
-    process = toy_job.start("pools", *SHORT, POOLS, f"trainer.total_training_steps={STEPS}")
+    stays_dead = "argosy.restart.limit=0"
+    process = toy_job.start("pools", *SHORT, POOLS, stays_dead, f"trainer.total_training_steps={STEPS}")
     wait_for_step(toy_job, "pools", 2, process)
     kill_member(process, "rollout-coarse-0")
     out, err = process.communicate(timeout=150)

@@ -206,7 +206,11 @@ def test_g11_validation_that_can_not_be_judged_is_a_failure(
     toy_job: ToyJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reward = tmp_path / "reward.py"
-    reward.write_text("def compute_score(*args, **kwargs): raise RuntimeError('verifier is down')\n")
+    reward.write_text(  # it bears the answer that is made up before a run, and nothing that a model says
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    if ground_truth in solution_str: return 1.0\n"
+        "    raise RuntimeError('verifier is down')\n"
+    )
     code = train(toy_job, "unjudged", "trainer.val_only=True", f"custom_reward_function.path={reward}")
     err = capsys.readouterr().err
     assert code == 1
