@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _REPORT_S = 0.5
 _LAST_ANSWERS_S = 1.0
+_REGISTER_S = 10.0
 _GRACE_SHARE = 0.6  # of stop_grace_s for running calls; the rest is for closing, before the launcher kills
 _DRAIN_SHARE = 0.5  # of stop_grace_s for samples to end by themselves, where the rest can be handed over
 _HAND_OVER_S = 1.0
@@ -195,7 +196,7 @@ class _Process:
         watch = None if stall_timeout_s is None else LoopWatch(stall_timeout_s)
         membership = EtcdMembership(EtcdOptions(tuple(settings.endpoints), settings.prefix, settings.lease_ttl_s))
         try:
-            registration = await membership.register(self._member(server))
+            registration = await _register(membership, self._member(server))
             work = asyncio.ensure_future(self._serve(server, membership, registration, stop))
             superseded = asyncio.ensure_future(registration.wait_superseded())
             await asyncio.wait({work, superseded}, return_when=asyncio.FIRST_COMPLETED)
@@ -361,6 +362,19 @@ _STATES = {
     "draining": MemberState.DRAINING,
     "stuck": MemberState.QUARANTINED,
 }
+
+
+async def _register(membership: EtcdMembership, member: Member) -> Registration:
+    """Once etcd answers: on a machine where everything starts at one time a first connection may fail."""
+    end = time.monotonic() + _REGISTER_S
+    while True:
+        try:
+            return await membership.register(member)
+        except UnavailableError as error:
+            if time.monotonic() > end:
+                raise
+            _LOG.warning("can't register yet: %s", error)
+            await asyncio.sleep(_REPORT_S)
 
 
 async def _first(*works: Awaitable[Any]) -> bool:

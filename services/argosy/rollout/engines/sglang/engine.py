@@ -183,7 +183,7 @@ class SglangEngine:
         async with asyncio.timeout(self._options.start_timeout_s):
             async for _ in self._client.generate(body):
                 pass
-        await self._client.call("/flush_cache")
+        await self._until_idle()
 
     async def _watch_server(self) -> None:
         """Report the server's end, or that it no longer answers."""
