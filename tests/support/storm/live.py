@@ -65,8 +65,13 @@ class LiveRun:
 
     def newest_step(self) -> float:
         """When the newest step was committed, as the file system says; 0 if none was."""
-        times = [path.stat().st_mtime for path in (self.folder / "ledger").glob("step_*") if path.exists()]
-        return max(times, default=0.0)
+        times = [0.0]
+        for path in (self.folder / "ledger").glob("step_*.gz"):
+            try:
+                times.append(path.stat().st_mtime)
+            except FileNotFoundError:  # the run goes back, and sets it aside
+                continue
+        return max(times)
 
     @property
     def step_count(self) -> int:
