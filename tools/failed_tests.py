@@ -11,16 +11,22 @@ from xml.etree import ElementTree
 
 
 def failed_tests(report: Path) -> list[str]:
-    """Node ids, each once, in the report's order. ValueError where a failure can't be named: nothing was collected."""
+    """Node ids, each once, in the report's order. ValueError where there are none to run again: a file couldn't be
+    collected, or whatever went wrong was no test."""
     found: dict[str, None] = {}
     for case in ElementTree.parse(report).iter("testcase"):
-        if case.find("failure") is not None or case.find("error") is not None:
-            file, name = case.get("file"), case.get("name")
-            if not file or not name:
-                raise ValueError(f"{report}: {case.get('classname')} failed before it had tests")
-            found[f"{file}::{name}"] = None
+        problems = [*case.iter("failure"), *case.iter("error")]
+        if any(problem.get("message") == "collection failure" for problem in problems):
+            raise ValueError(f"{report}: {case.get('file')} could not be collected")
+        if problems:
+            found[f"{case.get('file')}::{case.get('name')}"] = None
+    if not found:
+        raise ValueError(f"{report}: no test has failed")
     return list(found)
 
 
 if __name__ == "__main__":
-    print(*failed_tests(Path(sys.argv[1])), sep="\n")
+    try:
+        print(*failed_tests(Path(sys.argv[1])), sep="\n")
+    except ValueError as error:
+        sys.exit(f"nothing can be run again: {error}")

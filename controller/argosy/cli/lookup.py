@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from argosy.rpc.clients.controller import ControllerClient
 
 Answer = TypeVar("Answer")
+
+PAUSE_S = 1.0
+GONE_AFTER_S = 20.0
+"""A standby leads within the time of a lease and some seconds."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,35 +35,56 @@ def run_command(
     plain: Callable[[Answer], Any],
     is_over: Callable[[Answer], bool],
 ) -> int:
-    """Ask once, or each second. A controller that is replaced meanwhile is looked up again."""
+    """Ask once, or each second until the run is over."""
     import asyncio
     import json
 
     from rich.console import Console
     from rich.live import Live
 
-    def answer() -> Answer:
-        return asyncio.run(_ask(args, ask))
-
     if not args.watch:
-        found = answer()
+        found = asyncio.run(_ask(args, ask))
         if args.json:
             print(json.dumps(plain(found)))
         else:
             Console().print(show(found))
         return 0
+    answers = _answers(args, ask, is_over)
     if args.json:
-        while not is_over(found := answer()):
+        for found in answers:
             print(json.dumps(plain(found)), flush=True)
-            time.sleep(1)
-        print(json.dumps(plain(found)), flush=True)
         return 0
-    with Live(console=Console(), auto_refresh=False, transient=False) as live:
-        while not is_over(found := answer()):
+    with Live(console=Console(), auto_refresh=False) as live:
+        for found in answers:
             live.update(show(found), refresh=True)
-            time.sleep(1)
-        live.update(show(found), refresh=True)
     return 0
+
+
+def _answers(
+    args: argparse.Namespace,
+    ask: Callable[[ControllerClient], Awaitable[Answer]],
+    is_over: Callable[[Answer], bool],
+) -> Iterator[Answer]:
+    """One each second. A controller that has gone may be replaced by another; if none comes, the run is over."""
+    import asyncio
+
+    from argosy.types.errors import UnavailableError
+
+    heard_at: float | None = None
+    while True:
+        try:
+            found = asyncio.run(_ask(args, ask))
+        except UnavailableError:
+            if heard_at is None:  # it was never there
+                raise
+            if time.monotonic() - heard_at > GONE_AFTER_S:
+                return
+        else:
+            heard_at = time.monotonic()
+            yield found
+            if is_over(found):
+                return
+        time.sleep(PAUSE_S)
 
 
 async def _ask(args: argparse.Namespace, ask: Callable[[ControllerClient], Awaitable[Answer]]) -> Answer:

@@ -1,8 +1,8 @@
 """Stalls: a stage that takes much longer than it did, with the member that it waits for and since when.
 
 A stage is slow when it has lasted for `LEAST_S` and for `TIMES` the longest of its earlier turns. Which member it waits
-for follows from the stage: the trainer's stages have one; while samples are generated it is the server that has some
-and has given nothing for the longest.
+for follows from the stage; while samples are generated it is the server that has some and has given nothing for the
+longest.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ LEAST_S = 30.0
 TIMES = 5.0
 CHECK_S = 1.0
 _ROLLOUT_STAGES = ("gen", "testing", "parity", "update_weights")
-_ONE_MEMBER = {"update_actor": "trainer-0", "old_log_prob": "trainer-0", "save_checkpoint": "trainer-0",
-               "update_critic": "critic-0", "values": "critic-0", "ref": "reference-0"}  # fmt: skip
+_WHOSE = {
+    "update_actor": "the trainer's", "save_checkpoint": "the trainer's", "update_critic": "the critic's",
+    "values": "the critic's", "ref": "the reference's", "reward": "the reward servers'",
+}  # fmt: skip
+"""Whose work a stage is that isn't the rollout servers'."""
 _RESTING = ("start", "paused", "")
 
 
@@ -70,10 +73,8 @@ class StallWatch:
         return f"the loop has waited for {self._stage} since {since} ({self.age_s:.0f} s){self._blocker()}"
 
     def _blocker(self) -> str:
-        if self._stage in _ONE_MEMBER:
-            member = _ONE_MEMBER[self._stage]
-            error = self._vitals.of(member).error
-            return f": it is {member}'s" + (f", whose last error was: {error}" if error else "")
+        if self._stage in _WHOSE:
+            return f": it is {_WHOSE[self._stage]}"
         if self._stage not in _ROLLOUT_STAGES:
             return ""
         working = [(self._vitals.idle_s(name), name) for name, one in self._vitals.all.items() if one.sample_count > 0]

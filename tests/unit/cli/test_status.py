@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from argosy.cli import lookup
 from argosy.cli.main import main
 from argosy.config import Config
 from argosy.controller.control import RunControl
@@ -75,6 +76,30 @@ def test_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
     shown = capsys.readouterr().out
     assert "rollout-0 (hf)" in shown
     assert "lost [for] a moment" in shown
+
+
+def test_a_watch_ends_with_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether its last answer says so, or there is no answer any more."""
+    monkeypatch.setattr(lookup, "PAUSE_S", 0.05)
+    monkeypatch.setattr(lookup, "GONE_AFTER_S", 0.2)
+
+    async def watch(command: str, *, ends: bool) -> int:
+        async with served(tmp_path) as control:
+            watching = asyncio.create_task(
+                asyncio.to_thread(main, [command, "--watch", "--json", "--run", str(tmp_path)])
+            )
+            while not capsys.readouterr().out:  # noqa: ASYNC110 - the other thread prints
+                await asyncio.sleep(0.02)
+            if ends:
+                control.ended("finished")
+                return await asyncio.wait_for(watching, 30)
+        return await asyncio.wait_for(watching, 30)
+
+    assert asyncio.run(watch("status", ends=True)) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["state"] == "finished"
+    assert asyncio.run(watch("members", ends=False)) == 0
 
 
 def test_no_run_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

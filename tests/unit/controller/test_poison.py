@@ -12,7 +12,7 @@ import pytest
 
 from argosy.config import Config
 from argosy.controller.context import Services
-from argosy.controller.ledger import Ledger
+from argosy.controller.ledger import Ledger, read_segment
 from argosy.controller.stages import rollout as batches
 from argosy.controller.stages import single
 from argosy.controller.stages.rollout import RolloutStage
@@ -21,6 +21,7 @@ from argosy.controller.vitals import Vitals
 from argosy.types.errors import UnavailableError
 from argosy.types.ids import SampleId
 from argosy.types.records import Completion, Failed, FinishReason, GenerateRequest, SamplingParams
+from unit.config.effects import recorded
 
 POISON = SampleId(0, 3, 0)
 
@@ -122,3 +123,29 @@ async def test_where_no_server_makes_anything_no_sample_is_blamed(
         with pytest.raises(UnavailableError, match="could not be generated"):
             await asyncio.gather(*(rollout.generate_one(request) for request in requests(3)))
     assert "rollout/poisonous_samples" not in counts
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+async def test_a_run_masks_it_and_goes_on(
+    small_job: Config, monkeypatch: pytest.MonkeyPatch, max_staleness: int
+) -> None:
+    """The others of its group are trained without it; the books say what became of it."""
+    poison, generate = SampleId(0, 1, 2), recorded._Rollout.generate
+    monkeypatch.setattr(single, "ROUND_PAUSE_S", 0.001)
+    monkeypatch.setattr(batches, "ROUND_PAUSE_S", 0.001)
+
+    async def mortal(self: Any, requests: list[GenerateRequest], **named: Any) -> AsyncIterator[Completion]:
+        if poison in [request.sample_id for request in requests]:
+            raise UnavailableError("connection lost")
+        async for completion in generate(self, requests, **named):
+            yield completion
+
+    monkeypatch.setattr(recorded._Rollout, "generate", mortal)
+    job = small_job.with_values({"argosy.max_staleness": max_staleness, "argosy.reward.max_error_rate": 0.5})
+    run = await recorded.run_recorded(job, monkeypatch)
+    rows = [row for step in (1, 2, 3) for row in read_segment(run.folder / "ledger", step)]
+    [dropped] = [row for row in rows if row["state"] != "trained"]
+    assert dropped["sample_id"] == str(poison)
+    assert "not judged" in dropped["reason"]
+    assert len(rows) == 48
+    assert run.metrics("rollout/poisonous_samples")[-1] == 1

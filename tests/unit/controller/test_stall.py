@@ -88,7 +88,7 @@ def test_a_stage_that_always_takes_long_is_no_stall(clock: Clock) -> None:
     clock.now += TIMES * 100 - 1
     assert watch.stall() == ""
     clock.now += 2
-    assert watch.stall().endswith(": it is trainer-0's")
+    assert watch.stall().endswith(": it is the trainer's")
     watch.enter("paused")
     clock.now += 10_000
     assert watch.stall() == "", "a person wanted that"
