@@ -27,3 +27,11 @@ def test_warns_only_of_what_should_agree(
     with caplog.at_level(logging.WARNING):
         warn_of_disagreement(Config().with_values(values), {NAME: mean}, 3)
     assert bool(caplog.records) is warned
+
+
+@pytest.mark.parametrize(("staleness", "warned"), [(0.0, True), (2.0, False)])
+def test_an_older_policy_may_differ(staleness: float, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
+    metrics = {NAME: DISAGREEMENT * 2, "staleness/max": staleness}
+    with caplog.at_level(logging.WARNING):
+        warn_of_disagreement(Config(), metrics, 3)
+    assert bool(caplog.records) is warned
