@@ -25,8 +25,8 @@ def samples_from_the_full_distribution(config: Config) -> bool:
 def warn_of_disagreement(config: Config, metrics: Mapping[str, float], step: int) -> None:
     """The log-prob canary of every step: the engine and the trainer must mean the same distribution.
 
-    Tokens of an older policy rightly differ from the trainer's, the more the higher the learning rate: with any in a step it
-    says nothing, and the parity gate after each sync is what finds weights that did not arrive.
+    Tokens of an older policy rightly differ from the trainer's, the more the higher the learning rate: with any in a
+    step this says nothing, and the parity gate after each sync is what finds weights that did not arrive.
     """
     if metrics.get("staleness/max", 0.0) > 0:
         return
