@@ -110,6 +110,14 @@ def test_async_fleet() -> None:
     assert all(row["controller_cpu_s"] > 0 and row["top"] for row in rows)
 
 
+def test_servers_that_pass_no_weights_on_take_them_all_at_one_time() -> None:
+    """The simulated ones: one after another they would wait 4 s of a step for each server."""
+    options = ("--servers", "4", "32", "--samples-per-server", "16", "--staleness", "0", "--steps", "1", "--json")
+    few, many = json.loads(run("async_fleet.py", *options).splitlines()[-1])
+    # Virtual time, the same on every machine: 103 s more for the longest of more answers, or 221 s one after another.
+    assert many["step_s"] < few["step_s"] + 150
+
+
 def test_weight_relay() -> None:
     rows = json.loads(run("weight_relay.py", "--quick", "--json").splitlines()[-1])
     assert [row["servers"] for row in rows if row["how"] == "measured"] == [1, 3]

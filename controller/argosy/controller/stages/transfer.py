@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from argosy.controller.context import RunContext
+from argosy.controller.live import LeftError
 from argosy.controller.stages.phases import Deadline, Staged, Update, brief, stage
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.controller.stages.sources import TRAINER, Holder, Sources, patience_of
@@ -116,16 +117,24 @@ async def _by_one(
     for name, value in (offers[0].options if offers else {}).items():
         if name.startswith(METRIC):  # what the sender tells of it: how small a delta is, how much has changed …
             ctx.measured[f"sync/{name.removeprefix(METRIC)}"] = float(value)
-    relays = fan_out(ctx) if transport == EVERYWHERE else None
+    passes_on = {member for member in members if _passes_on(ctx, member)}
+    relays = fan_out(ctx) if transport == EVERYWHERE and passes_on else None
     patience_s = patience_of(deadline.seconds, ctx.measured.get("sync/transfer_s", 0.0))
     sources = Sources(policy.weight_source(), relays, patience_s)
-    # Those in use first: who has failed before should not be what the others wait for.
-    ordered = sorted(members, key=lambda member: member not in rollout.usable)
+    # Those in use first, who has failed before should not be what the others wait for; then those that help the others.
+    ordered = sorted(members, key=lambda member: (member not in rollout.usable, member not in passes_on))
     updates = [
         Update(member, sync_id, manifest, offer, attempt) for member, offer in zip(ordered, offers, strict=False)
     ]
     work = [_sync_one(ctx, rollout, update, sources, deadline.copy(), taken) for update in updates]
     return dict(zip(ordered, await asyncio.gather(*work, return_exceptions=True), strict=True))
+
+
+def _passes_on(ctx: RunContext, member: str) -> bool:
+    try:
+        return isinstance(ctx.services.rollouts[member], PassesOn)
+    except LeftError:
+        return False
 
 
 def fan_out(ctx: RunContext) -> int | None:
