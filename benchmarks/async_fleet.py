@@ -2,6 +2,7 @@
 
     python benchmarks/async_fleet.py                                      # 8 and 64 servers, staleness 0, 1, 2, 4
     python benchmarks/async_fleet.py --servers 256 1024 --staleness 0 1   # what a large fleet costs the controller
+    python benchmarks/async_fleet.py --servers 8 --slow 8                 # one server of the eight is slow
 
 Servers and trainer compute nothing; lengths and durations come from published figures (simulated_fleet/workload.py).
 Processor time and pauses of the event loop are real, everything else is virtual.
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument(
         "--samples-per-server", type=int, default=SAMPLES_PER_SERVER, help="of a step (default %(default)s, as verl's)"
     )
+    parser.add_argument("--slow", type=float, default=1.0, help="by how much the first server is slower (default 1)")
     parser.add_argument("--median", type=float, default=1000.0, help="tokens of the median answer (default 1000)")
     parser.add_argument("--threads", type=int, default=1, help="of numerical libraries (the controller uses one)")
     parser.add_argument("--top", type=int, default=15, help="functions that are shown of the last run (default 15)")
@@ -57,7 +59,7 @@ def main() -> None:
     if args.quick:
         args.servers, args.staleness, args.steps, args.samples_per_server = [2], [0, 1], 2, QUICK_SAMPLES_PER_SERVER
     work = Workload(median=args.median, samples_per_server=args.samples_per_server)
-    found = measure(work, args.servers, args.staleness, args.steps)
+    found = measure(work, args.servers, args.staleness, args.steps, args.slow)
     for title, top in (("controller's time", found[-1].top), ("its longest pause", found[-1].longest)):
         print(f"{title} in the last run:")
         for name, share in top[: args.top]:
@@ -66,7 +68,9 @@ def main() -> None:
         print(json.dumps([asdict(one) for one in found]))
 
 
-def measure(work: Workload, sizes: list[int], values: list[int], steps: int) -> list[FleetResult]:
+def measure(
+    work: Workload, sizes: list[int], values: list[int], steps: int, slowness: float = 1.0
+) -> list[FleetResult]:
     """One run of so many counted steps for each size and staleness, printed as it comes. Ratio and bound are to the
     size's run with staleness 0."""
     from simulated_fleet.run import run_fleet
@@ -77,7 +81,7 @@ def measure(work: Workload, sizes: list[int], values: list[int], steps: int) -> 
     for servers in sizes:
         bound, synchronous = bound_of(work, servers), None
         for staleness in values:
-            one = run_fleet(work, servers, staleness, steps)
+            one = run_fleet(work, servers, staleness, steps, slowness)
             found.append(one)
             if staleness == 0:
                 synchronous = one.step_s

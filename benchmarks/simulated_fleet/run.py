@@ -36,6 +36,8 @@ from simulated_fleet.workload import GROUP, Workload
 WARM_UP = 2
 """Steps at the beginning that are left out of the figures, and as many more as the staleness allowed: an asynchronous
 run fills its pipeline first. As many as that are left out at the end, when it empties and begins nothing new."""
+RUN_S = 2.0
+"""Virtual seconds between two runs of tokens, where servers differ."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +128,11 @@ def config_of(work: Workload, servers: int, staleness: int, steps: int, folder: 
     })  # fmt: skip
 
 
-def run_fleet(work: Workload, servers: int, staleness: int, counted: int, **more: Any) -> FleetResult:
-    """Run it for as many steps as it takes for `counted` to count. `more`: further configuration values, with "__" for
-    dots.
+def run_fleet(
+    work: Workload, servers: int, staleness: int, counted: int, slowness: float = 1.0, **more: Any
+) -> FleetResult:
+    """Run it for as many steps as it takes for `counted` to count. `slowness`: The first server is so many times slower
+    than the others. `more`: further configuration values, with "__" for dots.
 
     Raises whatever the loop raises.
     """
@@ -139,13 +143,17 @@ def run_fleet(work: Workload, servers: int, staleness: int, counted: int, **more
         config = config.with_values({key.replace("__", "."): value for key, value in more.items()})
         _write_rows(folder / "train.jsonl", config.data.train_batch_size)
         prepared = PreparedRun(config)
-        return run_virtually(lambda loop: _run(loop, work, servers, prepared))
+        return run_virtually(lambda loop: _run(loop, work, servers, prepared, slowness))
 
 
-async def _run(loop: VirtualClockLoop, work: Workload, servers: int, prepared: PreparedRun) -> FleetResult:
+async def _run(
+    loop: VirtualClockLoop, work: Workload, servers: int, prepared: PreparedRun, slowness: float
+) -> FleetResult:
     # As many slots as samples of a step: the batch is decoded at once, as verl's engines do.
+    run_s = None if slowness == 1 else RUN_S
     fleet = {
-        f"rollout-{i:04d}": SimulatedServer(f"rollout-{i:04d}", work, work.samples_per_server) for i in range(servers)
+        name: SimulatedServer(name, work, work.samples_per_server, 1.0 if i else slowness, run_s)
+        for i, name in enumerate(f"rollout-{i:04d}" for i in range(servers))
     }
     trainer = SimulatedTrainer(work, servers * work.samples_per_server)
     reward: Any = SimulatedReward(work)

@@ -42,6 +42,9 @@ class _Sample:
     """Units at `since`."""
     since: float = 0.0
     """The server's progress at that moment."""
+    on_run: Callable[[TokenRun], None] | None = None
+    told: int = 0
+    """Units that `on_run` was told of, and those that came with the request."""
 
 
 class SimulatedServer:
@@ -51,9 +54,17 @@ class SimulatedServer:
         name: Member id.
         work: See Workload.
         slots: Samples that run at once.
+        slowness: By how much each of its steps takes longer than the workload says.
+        run_s: Seconds between two runs of tokens of a sample; None: nobody is told before a sample ends, which is less
+            work, and enough where no server falls behind.
     """
 
-    def __init__(self, name: str, work: Workload, slots: int) -> None:
+    def __init__(
+        self, name: str, work: Workload, slots: int, slowness: float = 1.0, run_s: float | None = None
+    ) -> None:
+        self._slowness = slowness
+        self._run_s = run_s
+        self._telling = False
         self._name = name
         self._work = work
         self._slots = slots
@@ -82,13 +93,13 @@ class SimulatedServer:
         deadline_s: float,
         on_run: Callable[[TokenRun], None] | None = None,
     ) -> AsyncIterator[Completion]:
-        """See the role. `on_run` is told nothing: nobody dies here."""
+        """See the role."""
         if self._version is None:
             raise StateError("no weights yet", state="stale")
         if len(self._waiting) + len(requests) > MAX_WAITING:
             raise OverloadedError("too many samples wait", retry_after_s=1.0)
         out: asyncio.Queue[Completion] = asyncio.Queue()
-        mine = [self._take(request, out) for request in requests]
+        mine = [self._take(request, out, on_run) for request in requests]
         self._fill()
         left = len(mine)
         try:
@@ -99,10 +110,13 @@ class SimulatedServer:
             if left:
                 self._end({sample.request.key for sample in mine}, tell=False)
 
-    def _take(self, request: GenerateRequest, out: asyncio.Queue[Completion]) -> _Sample:
+    def _take(
+        self, request: GenerateRequest, out: asyncio.Queue[Completion], on_run: Callable[[TokenRun], None] | None
+    ) -> _Sample:
         sample_id, have = request.sample_id, request.generated
         total = min(self._work.length(sample_id.data_epoch, sample_id.position, sample_id.k), request.params.max_tokens)
-        sample = _Sample(request, total, out, list(have.versions), len(have.token_ids))
+        count = len(have.token_ids)
+        sample = _Sample(request, total, out, list(have.versions), count, on_run=on_run, told=count)
         self._waiting.append(sample)
         return sample
 
@@ -116,12 +130,36 @@ class SimulatedServer:
             end = self._progress + max(0, sample.total - sample.have)
             heapq.heappush(self._ends, (end, next(self._order), sample))
         self._set_timer()
+        if self._run_s is not None and self._running and not self._telling:
+            self._telling = True
+            self._loop.call_later(self._run_s, self._tell_runs)
+
+    def _tell_runs(self) -> None:
+        """Tell of the tokens since the last time, and go on with that while samples run."""
+        self._telling = False
+        self._note()
+        for sample in list(self._running.values()):
+            units = self._units(sample)
+            new = units - sample.told
+            if sample.on_run is None or new < 1 or self._version is None:
+                continue
+            sample_id, purpose = sample.request.sample_id, sample.request.purpose
+            versions = (VersionRun(self._version, new),)
+            sample.on_run(TokenRun(sample_id, purpose, sample.told, (TOKEN,) * new, (LOG_PROB,) * new, versions))
+            sample.told = units
+        if self._running and self._run_s is not None:
+            self._telling = True
+            self._loop.call_later(self._run_s, self._tell_runs)
+
+    def _step_s(self) -> float:
+        """Seconds of a unit of each sample that runs now."""
+        return self._work.step_s(len(self._running)) * self._slowness
 
     def _note(self) -> None:
         """Let progress be that of now."""
         now = self._loop.time()
         if self._running and not self._paused:
-            self._progress += (now - self._noted) / self._work.step_s(len(self._running))
+            self._progress += (now - self._noted) / self._step_s()
             self.busy_s += now - self._noted
         self._noted = now
 
@@ -134,7 +172,7 @@ class SimulatedServer:
             heapq.heappop(self._ends)
         if self._ends and not self._paused:
             left = max(0.0, self._ends[0][0] - self._progress)
-            self._timer = self._loop.call_later(left * self._work.step_s(len(self._running)), self._finish_due)
+            self._timer = self._loop.call_later(left * self._step_s(), self._finish_due)
 
     def _finish_due(self) -> None:
         self._timer = None

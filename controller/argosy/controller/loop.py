@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,6 +40,7 @@ from argosy.controller.stages.reference import add_log_probs
 from argosy.controller.stages.relay import catch_up
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.controller.stages.save import CheckpointSaves
+from argosy.controller.stages.stragglers import leave_out
 from argosy.controller.stages.sync import publish_and_sync
 from argosy.controller.stages.update import update_policy
 from argosy.controller.stages.validation import ValidationResult
@@ -126,6 +128,8 @@ class Controller:
             done=self._saved,
         )
         self._rollout = RolloutStage(ctx)
+        if self._rollout.singles.slow is not None:
+            self._rollout.singles.slow.stalled = partial(leave_out, ctx, self._rollout)
         self._agents = build_agents(ctx, self._rollout)
         self._rollout.answerer = self._agents or self._rollout
         self._newcomers = Newcomers(ctx, self._rollout, catch_up)
@@ -144,6 +148,7 @@ class Controller:
         finally:
             self._parity.cancel()
             await self._newcomers.close()
+            self._rollout.singles.close()
             await self._rollout.turns.close()
             if self._agents is not None:
                 self._agents.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -42,9 +41,8 @@ def answer(request: GenerateRequest, count: int, reason: FinishReason = FinishRe
 
 
 def measured(capacities: Capacities, member: str, tokens: int, seconds: float) -> None:
-    share = capacities.begin(member, requests(1, 1))
-    share.started = time.monotonic() - seconds
-    share.take(answer(requests(1, 1)[0], tokens), "")
+    share = capacities.begin(member, requests(1, 1), 10.0)
+    share.take(answer(requests(1, 1)[0], tokens), "", 10.0 + seconds)
     capacities.end(share)
 
 
@@ -74,9 +72,9 @@ def test_a_slow_server_gets_less_and_a_stuck_one_not_nothing() -> None:
 def test_tokens_that_a_request_came_with_are_not_this_servers() -> None:
     capacities = Capacities({"a": "pool"})
     [request] = requests(1, 1)
-    share = capacities.begin("a", [request])
+    share = capacities.begin("a", [request], 0.0)
     share.given = {request.key: 30}
-    share.take(answer(request, 40), request.key)
+    share.take(answer(request, 40), request.key, 1.0)
     capacities.end(share)
     metrics = capacities.metrics(["a"])
     assert (metrics["rollout/pools/pool/generated_tokens"], metrics["rollout/pools/pool/samples"]) == (10.0, 1.0)

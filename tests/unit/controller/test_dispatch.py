@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from argosy.controller.stages.dispatch import Places
+from argosy.controller.stages.dispatch import SPARE_OFFERS, Places
 from argosy.types.ids import SampleId
 from argosy.types.records import Generated, GenerateRequest, SamplingParams
 
@@ -34,7 +34,7 @@ async def test_those_with_tokens_go_first_and_then_the_first_to_come() -> None:
         member = await places.take(wanted)
         order.append(wanted.sample_id.position)
         await asyncio.sleep(0)
-        places.leave(member)
+        places.leave(member, wanted)
 
     wanted = [request(0), request(1), request(2), request(3), request(4, tokens=3), request(5, priority=1)]
     await asyncio.gather(*map(one, wanted))
@@ -50,7 +50,7 @@ async def test_a_held_server_gets_nothing_and_becomes_empty() -> None:
     emptied = asyncio.create_task(places.empty(first))
     await asyncio.sleep(0)
     assert not emptied.done()
-    places.leave(first)
+    places.leave(first, request(0))
     await asyncio.wait_for(emptied, 5)
     places.hold(first, "parity")
     places.hold(first, "swap")  # again, as a swap does that aborts after it has waited
@@ -65,11 +65,11 @@ async def test_a_caller_that_goes_leaves_no_trace() -> None:
     held = [await places.take(request(0)), await places.take(request(1))]
     waiting = asyncio.create_task(places.take(request(2)))
     await asyncio.sleep(0)
-    places.leave(held.pop())  # the place comes in the same moment in which its caller goes
+    places.leave(held.pop(), request(1))  # the place comes in the same moment in which its caller goes
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    places.leave(held.pop())
+    places.leave(held.pop(), request(0))
     assert places.outstanding("a") == 0
     assert places.waiting_count == 0
 
@@ -82,19 +82,20 @@ def test_no_room_is_left_while_somebody_waits(slots: dict[str, int], seed: int) 
     async def run() -> None:
         random = Random(seed)
         places = places_of(slots)
-        tasks: list[asyncio.Task[str]] = []
+        tasks: dict[asyncio.Task[str], GenerateRequest] = {}
         limits = {member: count + 1 + count // 8 for member, count in slots.items()}
         held: set[str] = set()
         for number in range(120):
             member = random.choice(sorted(slots))
             match random.randrange(4):
                 case 0 | 1:
-                    tasks.append(asyncio.create_task(places.take(request(number // 3, number % 3))))
+                    wanted = request(number // 3, number % 3)
+                    tasks[asyncio.create_task(places.take(wanted))] = wanted
                 case 2:
                     placed = [task for task in tasks if task.done()]
                     if placed:
-                        tasks.remove(gone := random.choice(placed))
-                        places.leave(gone.result())
+                        gone = random.choice(placed)
+                        places.leave(gone.result(), tasks.pop(gone))
                 case 3 if member in held:
                     held.discard(member)
                     places.release(member, "swap")
@@ -108,9 +109,63 @@ def test_no_room_is_left_while_somebody_waits(slots: dict[str, int], seed: int) 
             assert all(counts[name] <= limits[name] for name in slots)
             free = [name for name in slots if name not in held and counts[name] < limits[name]]
             assert not (free and places.waiting_count)
-            assert len(places._room) <= sum(limits.values()), "what is remembered is bounded"
+            assert len(places._room) <= (SPARE_OFFERS + 1) * (len(slots) + 1), "what is remembered is bounded"
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(run())
+
+
+async def test_the_server_with_the_fewest_tokens_for_its_slots_and_speed_is_next() -> None:
+    slots, speeds = {"a": 8, "b": 8, "c": 4}, {"a": 1.0, "b": 0.5, "c": 1.0}
+    places = Places(
+        lambda: sorted(slots),
+        slots.__getitem__,
+        slots.__contains__,
+        lambda wanted, has_prompt: float(wanted.params.max_tokens),
+        speeds.__getitem__,
+    )
+    places.fill()
+
+    async def give(position: int, tokens: int) -> str:
+        return await places.take(GenerateRequest(SampleId(0, position, 0), (1,), SamplingParams(tokens)))
+
+    assert [await give(0, 800), await give(1, 200), await give(2, 100)] == ["a", "b", "c"]
+    assert await give(3, 100) == "c", "50 tokens a slot, before 100 and, at half the speed, 50"
+    made = GenerateRequest(SampleId(0, 0, 0), (1,), SamplingParams(800))
+    places.progress("a", made, 600)
+    assert await give(4, 600) == "a", "what is made is no load any more"
+    places.leave("a", made)
+    assert [await give(5, 8), await give(6, 8)] == ["b", "c"]
+
+
+async def test_a_group_stays_with_its_prompt_until_its_server_is_too_far_behind() -> None:
+    slots = {"a": 64, "b": 64}
+    places = Places(
+        lambda: sorted(slots), slots.__getitem__, slots.__contains__, lambda wanted, has_prompt: 100.0 - 90 * has_prompt
+    )
+    places.fill()
+    members = [await places.take(request(0, k)) for k in range(9)]
+    assert members == ["a"] * 8 + ["b"], "once 100 + 7 x 10 tokens are there: 8 x 10, and 90 for the prompt"
+
+
+async def test_a_server_that_turns_samples_away_gets_fewer_and_then_more_again() -> None:
+    places = places_of({"a": 16})
+    taken = [request(position) for position in range(19)]
+    assert [await places.take(one) for one in taken] == ["a"] * 19
+    refused = taken.pop()
+    places.refused("a")
+    places.leave("a", refused)
+    late = asyncio.create_task(places.take(refused))
+    for count in range(18, 13, -1):
+        await asyncio.sleep(0)
+        assert not late.done(), f"{count} of at most 13 are there"
+        places.leave("a", taken.pop())
+    places.leave("a", taken.pop())
+    assert await asyncio.wait_for(late, 5) == "a"
+    for _ in range(200):
+        places.made("a")
+    for position in range(100, 106):
+        await asyncio.wait_for(places.take(request(position)), 5)
+    assert places.outstanding("a") == 19

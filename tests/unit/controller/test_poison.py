@@ -16,7 +16,7 @@ from argosy.controller.ledger import Ledger, read_segment
 from argosy.controller.stages import rollout as batches
 from argosy.controller.stages import single
 from argosy.controller.stages.rollout import RolloutStage
-from argosy.controller.stages.single import POISONOUS
+from argosy.controller.stages.running import POISONOUS
 from argosy.controller.vitals import Vitals
 from argosy.types.errors import UnavailableError
 from argosy.types.ids import SampleId

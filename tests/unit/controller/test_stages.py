@@ -12,7 +12,7 @@ from argosy.controller.stages.advantage import add_advantages, build_batch, subt
 from argosy.controller.stages.prompt import make_requests, training_params, validation_params
 from argosy.controller.stages.reference import needs_old_log_probs
 from argosy.controller.stages.rollout import assign_groups
-from argosy.controller.stages.single import continue_from
+from argosy.controller.stages.running import continue_from
 from argosy.controller.stages.update import update_config
 from argosy.types.ids import GroupId, PolicyVersion, SampleId
 from argosy.types.ragged import Ragged

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +22,7 @@ class Share:
     member: str
     train: bool
     started: float
-    """time.monotonic."""
+    """Seconds of the event loop's clock, as all times here."""
     given: Mapping[str, int]
     """Request key → tokens that it came with, from another server."""
     ended: float = 0.0
@@ -31,9 +30,9 @@ class Share:
     tokens: int = 0
     samples: int = 0
 
-    def take(self, completion: Completion, key: str) -> None:
+    def take(self, completion: Completion, key: str, now: float) -> None:
         """Count what came."""
-        self.ended = time.monotonic()
+        self.ended = now
         self.samples += 1
         self.tokens += len(completion.token_ids) - self.given.get(key, 0)
 
@@ -73,7 +72,7 @@ class Capacities:
         self._rates.pop(member, None)
 
     def begin_one(self, member: str, now: float) -> None:
-        """A server gets one training sample more. `now`: of the event loop's clock."""
+        """A server gets one training sample more."""
         count, since = self._ones.get(member, (0, now))
         self._ones[member] = (count + 1, since if count else now)
 
@@ -89,10 +88,10 @@ class Capacities:
         self._done[member] = (done[0] + samples, done[1] + tokens, done[2] + (now - since if count else 0.0))
         self._ones[member] = (count, now)
 
-    def begin(self, member: str, requests: Sequence[GenerateRequest]) -> Share:
+    def begin(self, member: str, requests: Sequence[GenerateRequest], now: float) -> Share:
         """A server gets these."""
         given = {request.key: len(request.generated.token_ids) for request in requests if request.generated.token_ids}
-        return Share(member, requests[0].purpose == "train", time.monotonic(), given)
+        return Share(member, requests[0].purpose == "train", now, given)
 
     def end(self, share: Share) -> None:
         """It is done with them, or lost."""

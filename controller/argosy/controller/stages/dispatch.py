@@ -11,22 +11,44 @@ import heapq
 import itertools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from argosy.controller.stages.window import Window
 from argosy.types.ids import GroupId
 from argosy.types.records import GenerateRequest
 
-LOOKAHEAD = 8
-"""One sample more than slots for every so many slots waits at the server, so that a slot that gets free is filled in
-the server's very next step."""
 AFFINITY = 8
-"""A sample goes where its group is, for the prompt's sake, unless that server has so many more than another."""
+"""A sample goes where its group is, unless that server is behind another by the prompt and so many samples like it."""
 MAX_HOMES = 4096
 """Groups whose server is remembered."""
+PROGRESS = 0.125
+"""Part of a server's tokens that it has to make before its place among the others is looked up anew."""
+SPARE_OFFERS = 64
+"""Outdated entries for each member after which those of all are made anew."""
+
+Tokens = Callable[[GenerateRequest, bool], float]
+"""What a sample costs a server, which has its prompt or not."""
+
+
+def one_each(request: GenerateRequest, has_prompt: bool) -> float:
+    """All samples cost the same."""
+    return 1.0
+
+
+@dataclass(slots=True)
+class _Waiter:
+    turn: tuple[int, bool, int]
+    request: GenerateRequest
+    place: asyncio.Future[str]
+
+    def __lt__(self, other: _Waiter) -> bool:
+        return self.turn < other.turn
 
 
 class Places:
     """Room at the servers, and who waits for it: by priority, those that have tokens already first, then in order
-    of arrival.
+    of arrival. Of the servers with room, a sample goes to the one that would be done soonest with the tokens that it
+    has: outstanding tokens per slot, over its speed.
 
     A sample costs a few steps in heaps, whatever the number of servers: what may have changed outside (who is usable,
     how many slots they have) is looked at in `fill`, which is to be called when it has; only that a server is no longer
@@ -36,25 +58,42 @@ class Places:
         usable: The members that may get samples now.
         slots: How many samples a member runs at once.
         is_usable: Whether a member is among `usable`.
+        tokens: What a sample costs.
+        speed: How fast a member is, relative to the others; above 0.
     """
 
     def __init__(
-        self, usable: Callable[[], Sequence[str]], slots: Callable[[str], int], is_usable: Callable[[str], bool]
+        self,
+        usable: Callable[[], Sequence[str]],
+        slots: Callable[[str], int],
+        is_usable: Callable[[str], bool],
+        tokens: Tokens = one_each,
+        speed: Callable[[str], float] = lambda member: 1.0,
     ) -> None:
         self._usable = usable
         self._slots = slots
         self._is_usable = is_usable
+        self._tokens = tokens
+        self._speed = speed
         self._outstanding: dict[str, int] = defaultdict(int)
+        self._load: dict[str, float] = defaultdict(float)
+        """Tokens that each is still to make of its samples, as far as is known."""
+        self._left_to_do: dict[str, float] = {}
+        """Sample → of these, its own."""
+        self._windows: dict[str, Window] = defaultdict(Window)
         self._held: dict[str, set[str]] = defaultdict(set)
         """Member → who hold it."""
         self._room: list[tuple[float, str, int]] = []
-        """(samples per slot, member, samples) of those that have room: of a member only an entry with the number of
-        samples that it has counts."""
-        self._offered: set[tuple[str, int]] = set()
-        """(member, samples) of the entries there: each is there once, so that they stay as few as there are slots."""
+        """(tokens per slot and speed, member, number of the entry) of those that have room: of a member only the newest
+        entry counts."""
+        self._newest: dict[str, int] = {}
+        """Member → its newest entry there; none where it had no room."""
+        self._offered_load: dict[str, float] = {}
+        """Member → its tokens in that entry."""
+        self._offers = itertools.count()
         self._limits: dict[str, tuple[int, int]] = {}
         """Member → slots, most samples; of those that were usable at the last `fill`."""
-        self._waiting: list[tuple[tuple[int, bool, int], GroupId, asyncio.Future[str]]] = []
+        self._waiting: list[_Waiter] = []
         self._arrivals = itertools.count()
         self._homes: OrderedDict[GroupId, str] = OrderedDict()
         self._left = asyncio.Event()
@@ -62,7 +101,7 @@ class Places:
     @property
     def waiting_count(self) -> int:
         """Samples without a place."""
-        return sum(not place.done() for *_, place in self._waiting)
+        return sum(not waiter.place.done() for waiter in self._waiting)
 
     @property
     def is_waited_for(self) -> bool:
@@ -83,25 +122,53 @@ class Places:
         place: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         fresh = not request.generated.token_ids
         turn = (-request.priority, fresh, next(self._arrivals))
-        heapq.heappush(self._waiting, (turn, request.sample_id.group, place))
+        heapq.heappush(self._waiting, _Waiter(turn, request, place))
         self._hand_out()
         try:
             return await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled() and place.exception() is None:
-                self.leave(place.result())  # it came in the same moment as the caller's end
+                self.leave(place.result(), request)  # it came in the same moment as the caller's end
             raise
 
     def fail(self, error: Exception) -> None:
         """Nobody who waits will get a place."""
         waiting, self._waiting = self._waiting, []
-        for *_, place in waiting:
-            if not place.done():
-                place.set_exception(error)
+        for waiter in waiting:
+            if not waiter.place.done():
+                waiter.place.set_exception(error)
 
-    def leave(self, member: str) -> None:
+    def progress(self, member: str, request: GenerateRequest, token_count: int) -> None:
+        """A server has made so many tokens more of a sample."""
+        left = self._left_to_do.get(request.key)
+        if left is None:
+            return
+        done = min(float(token_count), left)
+        self._left_to_do[request.key] = left - done
+        self._load[member] -= done
+        if self._load[member] < (1 - PROGRESS) * self._offered_load.get(member, 0.0):
+            self._offer(member)
+
+    def refused(self, member: str) -> None:
+        """A server has turned a sample away, which it still has here: it gets fewer at a time from now on."""
+        self._windows[member].refused(self._outstanding[member] - 1)
+        self._renew_limit(member)
+
+    def made(self, member: str) -> None:
+        """A server has finished a sample: it may get more again."""
+        self._windows[member].made()
+        before = self._limits.get(member)
+        self._renew_limit(member)
+        if self._limits.get(member) != before:
+            self._offer(member)
+            self._hand_out()
+
+    def leave(self, member: str, request: GenerateRequest) -> None:
         """A sample is done with its server."""
         self._outstanding[member] -= 1
+        self._load[member] -= self._left_to_do.pop(request.key, 0.0)
+        if not self._outstanding[member]:
+            self._load[member] = 0.0  # sums of rounded numbers end beside 0
         self._left.set()
         self._offer(member)
         self._hand_out()
@@ -124,6 +191,12 @@ class Places:
         """A server has left: whoever held it did so for what it was, and not for another life of it."""
         self._held.pop(member, None)
         self._limits.pop(member, None)
+        self._windows.pop(member, None)
+
+    def room_besides(self, member: str) -> int:
+        """How many samples the other servers could get at once, beyond those who wait."""
+        there = (other for other in self._limits if other != member and self._has_room(other))
+        return max(sum(self._limits[other][1] - self._outstanding[other] for other in there) - self.waiting_count, 0)
 
     async def empty(self, member: str) -> None:
         """Return when a server has no sample of ours."""
@@ -134,51 +207,74 @@ class Places:
     def fill(self) -> None:
         """See anew who is usable and how much each can take, and give out the room that there is."""
         self._limits = {member: self._limit(member) for member in self._usable()}
-        self._room, self._offered = [], set()
+        self._offer_all()
+        self._hand_out()
+
+    def _offer_all(self) -> None:
+        self._room, self._newest = [], {}
         for member in self._limits:
             self._offer(member)
-        self._hand_out()
+
+    def _renew_limit(self, member: str) -> None:
+        if member in self._limits:
+            self._limits[member] = self._limit(member)
 
     def _offer(self, member: str) -> None:
         """Let a member be chosen, if it has room."""
-        count = self._outstanding[member]
         slots, limit = self._limits.get(member, (1, 0))
-        if count < limit and (member, count) not in self._offered:
-            self._offered.add((member, count))
-            heapq.heappush(self._room, (count / slots, member, count))
+        if self._outstanding[member] >= limit:
+            self._newest.pop(member, None)
+            return
+        if len(self._room) > SPARE_OFFERS * (len(self._limits) + 1):
+            self._room = [entry for entry in self._room if self._newest.get(entry[1]) == entry[2]]
+            heapq.heapify(self._room)
+        number = self._newest[member] = next(self._offers)
+        self._offered_load[member] = self._load[member]
+        heapq.heappush(self._room, (self._load[member] / (slots * self._speed(member)), member, number))
 
     def _hand_out(self) -> None:
         while self._waiting:
-            if self._waiting[0][2].done():  # its caller has gone
+            if self._waiting[0].place.done():  # its caller has gone
                 heapq.heappop(self._waiting)
                 continue
-            group = self._waiting[0][1]
-            member = self._choose(group)
+            request = self._waiting[0].request
+            member = self._choose(request)
             if member is None:
                 return
-            place = heapq.heappop(self._waiting)[2]
+            place = heapq.heappop(self._waiting).place
+            group = request.sample_id.group
+            tokens = self._left_to_do[request.key] = self._tokens(request, self._homes.get(group) == member)
             self._outstanding[member] += 1
+            self._load[member] += tokens
             self._offer(member)
             self._remember(group, member)
             place.set_result(member)
 
-    def _choose(self, group: GroupId) -> str | None:
+    def _choose(self, request: GenerateRequest) -> str | None:
         best = self._best()
         if best is None:
             return None
-        home = self._homes.get(group)
-        if home is None or not self._has_room(home):
+        home = self._homes.get(request.sample_id.group)
+        if home is None or home == best or not self._has_room(home):
             return best
-        return home if self._outstanding[home] < self._outstanding[best] + AFFINITY else best
+        behind, rest = self._seconds(home) - self._seconds(best), self._tokens(request, True)
+        worth = AFFINITY * rest + self._tokens(request, False) - rest  # the prompt is computed once more elsewhere
+        return home if behind < worth / self._slots_of(best) else best
+
+    def _seconds(self, member: str) -> float:
+        """Until it has made what it has, in the time that a slot takes for one token."""
+        return self._load[member] / (self._slots_of(member) * self._speed(member))
+
+    def _slots_of(self, member: str) -> int:
+        return self._limits.get(member, (1, 0))[0]
 
     def _best(self) -> str | None:
-        """The member with the most room for its size; None if there is none."""
+        """The member that is done soonest with what it has; None if there is none with room."""
         while self._room:
-            _, member, count = self._room[0]
-            if count == self._outstanding[member] and self._has_room(member):
+            _, member, number = self._room[0]
+            if self._newest.get(member) == number and self._has_room(member):
                 return member
             heapq.heappop(self._room)
-            self._offered.discard((member, count))
         return None
 
     def _has_room(self, member: str) -> bool:
@@ -187,7 +283,7 @@ class Places:
 
     def _limit(self, member: str) -> tuple[int, int]:
         slots = self._slots(member)
-        return slots, slots + 1 + slots // LOOKAHEAD
+        return slots, self._windows[member].limit(slots)
 
     def _remember(self, group: GroupId, member: str) -> None:
         self._homes[group] = member

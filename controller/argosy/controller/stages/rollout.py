@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from argosy.controller.context import RunContext
 from argosy.controller.stages.answering import Answerer, Answers, Sink
 from argosy.controller.stages.fleet import RolloutFleet
-from argosy.controller.stages.single import MAX_ROUNDS, ROUND_PAUSE_S, SingleSamples, continue_from
+from argosy.controller.stages.running import continue_from
+from argosy.controller.stages.single import MAX_ROUNDS, ROUND_PAUSE_S, SingleSamples
 from argosy.types.errors import DeadlineError, OverloadedError, StateError, UnavailableError
 from argosy.types.ids import GroupId, PolicyVersion, SampleId
 from argosy.types.records import Completion, FinishReason, GenerateRequest, Prompt, TokenRun
@@ -149,13 +150,14 @@ class RolloutStage(RolloutFleet):
         if share[0].purpose == "train":
             ctx.ledger.dispatched([request.sample_id for request in share], member)
         failure: Exception | None = None
-        done = self._capacities.begin(member, share)
+        loop = asyncio.get_running_loop()
+        done = self._capacities.begin(member, share, loop.time())
         left = len(share)
         ctx.vitals.sent(member, left)
         try:
             async for completion in ctx.services.rollouts[member].generate(share, deadline_s=ctx.deadline_s):
                 request = waiting[completion.sample_id]
-                done.take(completion, request.key)
+                done.take(completion, request.key, loop.time())
                 left -= 1
                 ctx.vitals.ended(member)
                 if completion.finish_reason in (FinishReason.FAILED, FinishReason.ABORTED):

@@ -7,14 +7,16 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 
 from argosy.controller.context import RunContext
-from argosy.controller.stages.dispatch import Places
+from argosy.controller.stages.dispatch import Places, one_each
+from argosy.controller.stages.expected import ExpectedTokens
 from argosy.controller.stages.fleet import RolloutFleet
+from argosy.controller.stages.running import Running, continue_from, partial_of, poisonous
+from argosy.controller.stages.slow import SlowServers
 from argosy.types.errors import ArgosyError, DeadlineError, OverloadedError, StateError, UnavailableError
 from argosy.types.ids import PolicyVersion
-from argosy.types.records import Completion, Failed, FinishReason, Generated, GenerateRequest, TokenRun, VersionRun
+from argosy.types.records import Completion, FinishReason, Generated, GenerateRequest, TokenRun
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +27,6 @@ MAX_ROUNDS = 5
 SUSPECT_AFTER = 2
 """A sample of which so many servers in a row were lost goes to the next one when no other suspect is anywhere: what is
 lost then is lost by it. The others that were there with it, which nothing ails, are soon done."""
-POISONOUS = "poisonous"
-"""Of the outcome of a sample that its servers die of, or can't go on with."""
 ROUND_PAUSE_S = 0.5
 MIN_PAUSE_S = 0.05
 """Before an overloaded server is asked again, even if it says at once."""
@@ -34,43 +34,12 @@ LEAVES = "leaves"
 """As whom a server's places are held that drains."""
 LOST = (UnavailableError, DeadlineError)
 """How a call ends whose server is lost, or can't make this sample."""
+MAX_MOVES = 2
+"""How often one sample leaves a server that is only slow: each time what it has is computed again elsewhere."""
 MAX_FAILED = 3
 """Samples in a row that a server may fail before others get its share."""
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 """How a sample ends that needs nothing more."""
-
-
-@dataclass(slots=True)
-class Running:
-    """A sample at a server, with the tokens that have come."""
-
-    request: GenerateRequest
-    member: str
-    token_ids: list[int]
-    log_probs: list[float]
-    versions: list[VersionRun]
-    scope: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
-    """Ends the call when its server is given up."""
-    is_given_up: bool = False
-    """Its call has been told to end: it can be told once only."""
-    is_interrupted: bool = False
-    """Its server was told to end it for new weights; the answer may come when that is long over."""
-
-    @classmethod
-    def of(cls, request: GenerateRequest, member: str) -> Running:
-        """One that begins."""
-        have = request.generated
-        return cls(request, member, list(have.token_ids), list(have.log_probs), list(have.versions))
-
-    def take(self, run: TokenRun) -> None:
-        """Append tokens."""
-        self.token_ids += run.token_ids
-        self.log_probs += run.log_probs
-        self.versions += run.versions
-
-    def so_far(self) -> Generated:
-        """What it has."""
-        return Generated(tuple(self.token_ids), tuple(self.log_probs), merged(self.versions))
 
 
 class SingleSamples:
@@ -79,8 +48,20 @@ class SingleSamples:
     def __init__(self, ctx: RunContext, fleet: RolloutFleet) -> None:
         self._ctx = ctx
         self._fleet = fleet
-        self.places = Places(fleet.in_use, fleet.slots, fleet.is_usable)
+        even = ctx.config.argosy.deterministic  # what goes where must not depend on how fast anything is
+        self._expected = ExpectedTokens()
+        self.slow = None if even else SlowServers(fleet, lambda member: self.places.is_held(member), self._move_from)
+        """Finds servers that fall behind."""
+        self.places = Places(
+            fleet.in_use,
+            fleet.slots,
+            fleet.is_usable,
+            one_each if even else lambda request, has_prompt: self._expected.of(request, has_prompt=has_prompt),
+            (lambda member: 1.0) if self.slow is None else self.slow.speed,
+        )
         """Room at the servers."""
+        self._moves: Counter[str] = Counter()
+        """Sample → how often it has left a slow server."""
         self._running: dict[str, Running] = {}
         self._parked: dict[str, Generated] = {}
         """What samples have that no server has right now."""
@@ -102,6 +83,7 @@ class SingleSamples:
             return await self._generate(request, on_run, lost)
         finally:
             self._parked.pop(request.key, None)
+            self._moves.pop(request.key, None)
 
     async def _generate(self, request: GenerateRequest, on_run: OnRun | None, tries: int) -> Completion:
         overloaded_s, whole_before = 0.0, 0 if tries else self.whole_count
@@ -113,6 +95,8 @@ class SingleSamples:
                 completion, failure = await self._try(member, request, on_run)
             if completion is not None and completion.finish_reason in WHOLE:
                 self.whole_count += 1
+                self._expected.learn(len(completion.token_ids))
+                self.places.made(member)
                 return completion
             before = len(request.generated.token_ids)
             if completion is not None:
@@ -129,7 +113,7 @@ class SingleSamples:
             tries = 1 if len(request.generated.token_ids) > before else tries + 1
             if suspect and isinstance(failure, LOST) and self.whole_count > whole_before:
                 self._ctx.count("rollout/poisonous_samples")
-                return _poisonous(request, member, tries, failure)
+                return poisonous(request, member, tries, failure)
             if tries >= MAX_ROUNDS:
                 raise UnavailableError(
                     f"{request.key} could not be generated in {MAX_ROUNDS} tries; the last failure was: {failure}"
@@ -155,6 +139,24 @@ class SingleSamples:
         self._see_to_those_who_wait()
         return count
 
+    def _move_from(self, member: str) -> int:
+        """Let samples go on elsewhere that a slow server has, the last to come first, as far as others have room."""
+        here = [one for one in self._running.values() if one.member == member and not one.is_given_up]
+        movable = [one for one in reversed(here) if self._moves[one.request.key] < MAX_MOVES]
+        chosen = movable[: self.places.room_besides(member)]
+        for running in chosen:
+            running.is_given_up = True
+            self._moves[running.request.key] += 1
+            running.scope.reschedule(asyncio.get_running_loop().time())
+        if chosen:
+            self._ctx.count("rollout/moved_samples", len(chosen))
+        return len(chosen)
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        if self.slow is not None:
+            self.slow.close()
+
     def leaves(self, member: str) -> None:
         """A server drains: it is sent nothing more."""
         self.places.hold(member, LEAVES)
@@ -163,6 +165,8 @@ class SingleSamples:
     def has_left(self, member: str) -> None:
         """A server is gone."""
         self.places.forget(member)
+        if self.slow is not None:
+            self.slow.forget(member)
         self._see_to_those_who_wait()
 
     def interrupt(self, member: str) -> None:
@@ -188,7 +192,7 @@ class SingleSamples:
 
         def watch(run: TokenRun) -> None:
             running.take(run)
-            self._ctx.vitals.moved(member)
+            self._made(running, len(run.token_ids))
             if on_run is not None:
                 on_run(run)
 
@@ -203,17 +207,17 @@ class SingleSamples:
             self._judge(member, completion)
             if completion is None and not running.is_given_up:
                 completion, failure = (
-                    _partial(running),
+                    partial_of(running),
                     UnavailableError(f"{member} ended {request.key} without an answer"),
                 )
         except TimeoutError as error:  # it was given up, or is a failure of the server's own
-            completion = completion or _partial(running)
+            completion = completion or partial_of(running)
             failure = None if running.is_given_up else UnavailableError(f"{member}: {error!r}")
         except DeadlineError as error:
             if self._fleet.usable <= {member}:
                 raise
             self._put_aside(member)  # it takes samples and doesn't answer (case D6); others may
-            completion, failure = completion or _partial(running), error
+            completion, failure = completion or partial_of(running), error
         except UnavailableError as error:
             self._fleet.usable.discard(member)
             failure = error
@@ -221,6 +225,7 @@ class SingleSamples:
             self._fleet.refused(member, error)
             failure = error
         except OverloadedError as error:
+            self.places.refused(member)
             failure = error
         finally:
             self._end(running, completion)
@@ -249,19 +254,32 @@ class SingleSamples:
             try:
                 self._ctx.ledger.dispatched([request.sample_id], member)
             except BaseException:
-                self.places.leave(member)
+                self.places.leave(member, request)
                 raise
             self._fleet.begin_one(member)
+        if self.slow is not None:
+            self.slow.begin(member)
         self._ctx.vitals.sent(member)
+
+    def _made(self, running: Running, token_count: int) -> None:
+        """Its server has made so many tokens more of a sample."""
+        self._ctx.vitals.moved(running.member)
+        self.places.progress(running.member, running.request, token_count)
+        if self.slow is not None:
+            self.slow.made(running.member, token_count)
 
     def _end(self, running: Running, completion: Completion | None) -> None:
         del self._running[running.request.key]
         self._ctx.vitals.ended(running.member)
+        if self.slow is not None:  # tokens that came with the answer were not told before
+            told = len(running.token_ids)
+            self.slow.made(running.member, max(0 if completion is None else len(completion.token_ids) - told, 0))
+            self.slow.end(running.member)
         if running.request.purpose == "train":
             made = len(running.token_ids if completion is None else completion.token_ids)
             whole = completion is not None and completion.finish_reason in WHOLE
             self._fleet.end_one(running.member, made - len(running.request.generated.token_ids), finished=whole)
-        self.places.leave(running.member)
+        self.places.leave(running.member, running.request)
         self._see_to_those_who_wait()
 
     async def _readmit(self) -> None:
@@ -305,59 +323,3 @@ class SingleSamples:
             self.places.fail(error)
             return
         self.places.fail(UnavailableError(f"no rollout server was usable in {MAX_ROUNDS} tries"))
-
-
-def _poisonous(request: GenerateRequest, member: str, tries: int, failure: ArgosyError) -> Completion:
-    """The end of a sample that is dropped, never a 0: it is masked, counted, and in the books with its reason."""
-    error = (
-        f"{tries} servers in a row failed with {request.key}, the last one ({member}) while no other suspect was there"
-    )
-    log.error("%s is dropped: %s: %s", request.key, error, failure)
-    have = request.generated
-    return Completion(
-        request.sample_id,
-        have.token_ids,
-        have.log_probs,
-        have.versions,
-        FinishReason.FAILED,
-        error=f"{error}: {failure}",
-        purpose=request.purpose,
-        member_id=member,
-        outcome=Failed(POISONOUS, f"{error}: {failure}"),
-    )
-
-
-def _partial(running: Running) -> Completion:
-    have = running.so_far()
-    return Completion(
-        running.request.sample_id,
-        have.token_ids,
-        have.log_probs,
-        have.versions,
-        FinishReason.ABORTED,
-        purpose=running.request.purpose,
-        member_id=running.member,
-    )
-
-
-def continue_from(request: GenerateRequest, partial: Completion) -> GenerateRequest:
-    """The same sample, going on after the tokens it already has."""
-    if not partial.token_ids:
-        return request
-    return replace(request, generated=Generated(partial.token_ids, partial.log_probs, partial.versions))
-
-
-def merged(runs: list[VersionRun]) -> tuple[VersionRun, ...]:
-    """Neighbours of one version as one.
-
-    >>> from argosy.types.ids import PolicyVersion
-    >>> one = PolicyVersion("l0", 1, "a")
-    >>> [run.token_count for run in merged([VersionRun(one, 2), VersionRun(one, 3)])]
-    [5]
-    """
-    found: list[VersionRun] = []
-    for run in runs:
-        if found and found[-1].version == run.version:
-            run = VersionRun(run.version, found.pop().token_count + run.token_count)
-        found.append(run)
-    return tuple(found)
