@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from argosy.controller.fence import FolderLeader, folder_leader
+from support.network import Host
 from support.toy import ToyJob
 
 HANG_S = 180.0
@@ -40,13 +41,13 @@ class FleetJob:
     def prefix(self) -> str:
         return f"/{self.run}"
 
-    def keys(self) -> list[str]:
+    def keys(self, endpoints: Sequence[str] = ()) -> list[str]:
         words = self.job.command(self.run, *self.overrides)
         return [
             *words[words.index("train") + 1 :],
             "argosy.placement=fleet",
             f"argosy.run_id={self.run}",
-            f"argosy.membership.endpoints=[{','.join(self.endpoints)}]",
+            f"argosy.membership.endpoints=[{','.join(endpoints or self.endpoints)}]",
             f"argosy.membership.prefix={self.prefix}",
             f"argosy.membership.lease_ttl_s={self.ttl_s}",
             "argosy.startup_timeout_s=120",
@@ -54,10 +55,15 @@ class FleetJob:
             "trainer.logger=[console,file]",
         ]
 
-    def serve(self, role: str, name: str = "") -> subprocess.Popen[bytes]:
-        """Start a service; its member id is `name`."""
+    def serve(
+        self, role: str, name: str = "", *, at: str = "", on: Host | None = None, endpoints: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
+        """Start a service; its member id is `name`. `at`: the address to listen on; `on`: the host to run on, at its
+        address; `endpoints`: by which it reaches etcd."""
         name = name or f"{role}-0"
-        return self._start(name, ["serve", role, "--member", name, *self.keys()])
+        at = on.address if on is not None else at
+        listen = ["--host", at] if at else []
+        return self._start(name, ["serve", role, "--member", name, *listen, *self.keys(endpoints)], on)
 
     def serve_all(self, *roles: str) -> None:
         for role in roles or ROLES:
@@ -70,11 +76,12 @@ class FleetJob:
     def output(self, name: str) -> str:
         return (self.job.folder / f"{self.run}-{name}.out").read_text()
 
-    def _start(self, name: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, words: Sequence[str], on: Host | None = None) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         with (self.job.folder / f"{self.run}-{name}.out").open("ab") as out:
+            command = [sys.executable, "-m", "argosy.cli.main", *words]
             process = subprocess.Popen(
-                [sys.executable, "-m", "argosy.cli.main", *words], stdout=out, stderr=out, env=environment
+                command if on is None else on.command(command), stdout=out, stderr=out, env=environment
             )
         self.processes[name] = process
         return process

@@ -20,10 +20,10 @@ class TcpProxy:
         proxy.cut()
     """
 
-    def __init__(self, target: str) -> None:
-        host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, target: str, host: str = "127.0.0.1") -> None:
+        there, _, port = target.rpartition(":")
+        self._target = (there, int(port))
+        self._listener = socket.create_server((host, 0))
         self._cut = threading.Event()
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
