@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from argosy.types.records import Member
 from support.etcd_cluster import EtcdCluster, etcd_cluster
 from support.fleet_job import FleetJob
 from support.freezing import freeze
+from support.joining import trained
 from support.tcp_proxy import TcpProxy
 from support.toy import ToyJob, make_toy_job
 
@@ -149,6 +151,45 @@ def test_f8_a_leader_that_stood_still_is_refused_everywhere(fleet: FleetJob, unb
     assert code == 0, shown
     assert "resumed from" in shown
     assert_unbroken(fleet, unbroken)
+
+
+def test_f8_an_asynchronous_run_with_a_critic_goes_on_under_other_leaders(
+    job: ToyJob, etcd: EtcdCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Groups are under way when a leader is killed, and when the next one stands still and wakes up again."""
+    keys = (
+        "trainer.save_freq=2", f"trainer.total_training_steps={STEPS}", "algorithm.adv_estimator=gae",
+        "argosy.deterministic=false", "argosy.max_staleness=2", "trainer.max_actor_ckpt_to_keep=3",
+        "data.max_response_length=24",
+    )  # fmt: skip
+    fleet = FleetJob(job, "f8-stream", etcd.endpoints, overrides=keys)
+    try:
+        fleet.serve("critic")
+        begin(fleet, "b", "c", after_step=4)
+        killed_at = time.time()
+        fleet.processes["a"].kill()
+        second = name_of_leader(fleet, 2)
+        fleet.until(lambda: len(fleet.lives()) == 2 and fleet.steps()[-1] >= 8, "steps of the second leader", second)
+        freeze(fleet.processes[second].pid)
+        [third] = {"b", "c"} - {second}
+        fleet.until(lambda: len(fleet.lives()) == 3, "the third leads", third)
+        fleet.processes[second].send_signal(signal.SIGCONT)
+        code, shown = fleet.end(second)
+        assert code == 1, shown
+        assert any(words in shown for words in REFUSED), shown
+        code, shown = fleet.end(third)
+        assert code == 0, shown
+        assert [life["term"] for life in fleet.lives()] == [1, 2, 3]
+        assert fleet.steps() == list(range(1, STEPS + 1))
+        assert check_ledger(fleet.folder).faults == []
+        rows = trained(fleet.folder)
+        assert len(rows) == len({row["sample_id"] for row in rows}) == 64 * STEPS, "none lost, none trained twice"
+        with capsys.disabled():
+            print(
+                f"\nan asynchronous run was taken over {fleet.lives()[1]['started_at'] - killed_at:.1f} s after a kill"
+            )
+    finally:
+        fleet.close()
 
 
 @pytest.mark.soak
