@@ -20,10 +20,10 @@ class TcpProxy:
         proxy.cut()
     """
 
-    def __init__(self, target: str, host: str = "127.0.0.1") -> None:
-        there, _, port = target.rpartition(":")
-        self._target = (there, int(port))
-        self._listener = socket.create_server((host, 0))
+    def __init__(self, target: str, host: str = "127.0.0.1", port: int = 0) -> None:
+        there, _, number = target.rpartition(":")
+        self._target = (there, int(number))
+        self._listener = socket.create_server((host, port))
         self._cut = threading.Event()
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
