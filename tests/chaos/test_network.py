@@ -1,7 +1,8 @@
 """A rollout server on another host, and what a network does to it: everything lost, half of it, a slow and lossy link.
 
 The other host is a network namespace of this machine (`support.network`), so that the kernel's TCP and real packets are
-what is tried; the run is the toy job, asynchronous, with each service started by hand over a real etcd.
+what is tried; the run is the toy job, asynchronous, with each service started by hand over a real etcd. When the last
+test is over, the run ends and its books are checked.
 """
 
 from __future__ import annotations
@@ -66,6 +67,15 @@ class Split:
             lambda: trained(self.fleet.folder, FAR, after=now), f"samples of {FAR}, {what}", *self.fleet.processes
         )
 
+    def ends_with_its_books_in_order(self) -> None:
+        """Nothing is lost, or trained twice."""
+        self.fleet.processes["a"].terminate()
+        code, shown = self.fleet.end("a")
+        assert code == 143, shown
+        assert check_ledger(self.fleet.folder).faults == []
+        rows = trained(self.fleet.folder)
+        assert len(rows) == len({row["sample_id"] for row in rows}) == 64 * self.fleet.steps()[-1]
+
 
 @pytest.fixture(scope="module")
 def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Split]:
@@ -80,7 +90,9 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Split]:
     ):
         fleet = FleetJob(job, "split", cluster.endpoints, ttl_s=TTL_S, overrides=KEYS)
         try:
-            yield Split(fleet, network, etcd)
+            made = Split(fleet, network, etcd)
+            yield made
+            made.ends_with_its_books_in_order()
         finally:
             fleet.close()
 
@@ -114,6 +126,7 @@ def test_a_partition_from_controller_and_trainer_alone(split: Split) -> None:
     split.until_far_works("when it can be reached again")
 
 
+@pytest.mark.soak
 def test_a_link_that_is_slow_late_and_lossy(split: Split, capsys: pytest.CaptureFixture[str]) -> None:
     """Weights take seconds over it, and half of its packets may come late; the link breaks down in the middle, too."""
     before = split.host.dropped()
@@ -133,13 +146,3 @@ def test_a_link_that_is_slow_late_and_lossy(split: Split, capsys: pytest.Capture
         netem = "netem: 100 ms and 1 % loss" if late else "the kernel has no netem"
         print(f"\nnetwork: namespaces; a token bucket of 2 Mbit/s dropped {dropped} packets; {netem}")
     assert dropped > 0
-
-
-def test_the_books_hold_after_all_that(split: Split) -> None:
-    """Last of this file: nothing is lost, or trained twice."""
-    split.fleet.processes["a"].terminate()
-    code, shown = split.fleet.end("a")
-    assert code == 143, shown
-    assert check_ledger(split.fleet.folder).faults == []
-    rows = trained(split.fleet.folder)
-    assert len(rows) == len({row["sample_id"] for row in rows}) == 64 * split.fleet.steps()[-1]

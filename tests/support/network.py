@@ -67,7 +67,7 @@ class Host:
         """End `lose`."""
         _run(*self.command(["ip", "neigh", "del", address, "dev", "eth0"]))
 
-    def squeeze(self, rate: str, burst: str = "16kb", latency: str = "40ms") -> None:
+    def squeeze(self, rate: str, burst: str = "16kb", latency: str = "100ms") -> None:
         """Let through so much in both directions; what would wait for longer is dropped."""
         shape = ["root", "tbf", "rate", rate, "burst", burst, "latency", latency]
         _run("tc", "qdisc", "replace", "dev", self.port, *shape)
