@@ -1,8 +1,8 @@
-"""A rollout server on another host, and what a network does to it: everything lost, half of it, a slow and lossy link.
+"""Servers on other hosts, and what a network does to them: everything lost, half of it, a slow and lossy link.
 
-The other host is a network namespace of this machine (`support.network`), so that the kernel's TCP and real packets are
-what is tried; the run is the toy job, asynchronous, with each service started by hand over a real etcd. When the last
-test is over, the run ends and its books are checked.
+The other hosts are network namespaces of this machine (`support.network`), so that the kernel's TCP and real packets
+are what is tried; the run is the toy job, asynchronous, with each service started by hand over a real etcd. When the
+last test is over, the run ends, its books are checked, and the times are told.
 """
 
 from __future__ import annotations
@@ -33,27 +33,31 @@ KEYS = (
     "trainer.max_actor_ckpt_to_keep=2", "argosy.export_hf=false", "trainer.total_training_steps=100000",
     "argosy.allow_remote_hosts=true", "argosy.rpc.deadline_s=20", "argosy.weight_sync.transport=stream",
 )  # fmt: skip
-FAR = "rollout-far"
+FAR, FAR_REWARD = "rollout-far", "reward-far"
 
 
 class Split:
-    """A run whose one rollout server is near, and whose other one is far."""
+    """A run whose one rollout and reward server are near, and whose others are far, on a host each."""
 
     def __init__(self, fleet: FleetJob, network: Network, etcd: TcpProxy) -> None:
         self.fleet = fleet
         self.network = network
         self.host: Host = network.hosts["far"]
+        self.reward_host: Host = network.hosts["scores"]
+        self.took: dict[str, float] = {}
+        """Seconds from the end of a fault until the far server was at work again."""
         for role in ("trainer", "reward"):
             fleet.serve(role, at=network.near)
         fleet.serve("rollout", "rollout-near", at=network.near)
         fleet.serve("rollout", FAR, on=self.host, endpoints=[etcd.endpoint])
+        fleet.serve("reward", FAR_REWARD, on=self.reward_host, endpoints=[etcd.endpoint])
         fleet.control("a")
         self.until_far_works("at the beginning")
 
     @property
     def names(self) -> set[str]:
-        """Rollout servers, as the controller has them."""
-        return {member.member_id for member in members(self.fleet.folder, "rollout")}
+        """Rollout and reward servers, as the controller has them."""
+        return {member.member_id for role in ("rollout", "reward") for member in members(self.fleet.folder, role)}
 
     def until_steps(self, count: int, what: str) -> None:
         """So many more steps; every process lives."""
@@ -66,6 +70,18 @@ class Split:
         self.fleet.until(
             lambda: trained(self.fleet.folder, FAR, after=now), f"samples of {FAR}, {what}", *self.fleet.processes
         )
+        self.took[what] = time.time() - now
+
+    def until_replicas(self, count: int, what: str) -> None:
+        """Until a step ends with so many reward servers."""
+        began = time.time()
+
+        def has() -> bool:
+            rows = self.fleet.job.metrics(self.fleet.run)
+            return any(value == count for key, value in rows[-1].items() if key.endswith("/replicas"))
+
+        self.fleet.until(has, f"{count} reward servers {what}", *self.fleet.processes)
+        self.took[what] = time.time() - began
 
     def ends_with_its_books_in_order(self) -> None:
         """Nothing is lost, or trained twice."""
@@ -75,6 +91,8 @@ class Split:
         assert check_ledger(self.fleet.folder).faults == []
         rows = trained(self.fleet.folder)
         assert len(rows) == len({row["sample_id"] for row in rows}) == 64 * self.fleet.steps()[-1]
+        told = "; ".join(f"{what}: {seconds:.1f} s" for what, seconds in self.took.items() if what)
+        print(f"\nnetwork namespaces; at work {told}")
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +102,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Split]:
     job = make_toy_job(tmp_path_factory.mktemp("network"))
     folder: Path = tmp_path_factory.mktemp("network-etcd")
     with (
-        Network("far") as network,
+        Network("far", "scores") as network,
         etcd_cluster(folder, 1) as cluster,
         TcpProxy(cluster.endpoints[0], network.etcd) as etcd,
     ):
@@ -124,6 +142,19 @@ def test_a_partition_from_controller_and_trainer_alone(split: Split) -> None:
     assert FAR in split.names
     split.host.find(split.network.near)
     split.until_far_works("when it can be reached again")
+
+
+def test_a_partition_of_a_reward_server(split: Split) -> None:
+    split.until_replicas(2, "")
+    split.reward_host.cut()
+    cut = time.monotonic()
+    split.until_steps(4, "steps without its scores")
+    split.until_replicas(1, "")
+    time.sleep(max(0.0, AWAY_S - (time.monotonic() - cut)))
+    split.reward_host.join()
+    split.until_replicas(2, "again as a reward server")
+    rows = split.fleet.job.metrics(split.fleet.run)
+    assert all(row["reward/failed_fraction"] == 0 for row in rows), "what it had is scored by the other"
 
 
 @pytest.mark.soak
