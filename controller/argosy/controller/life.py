@@ -74,7 +74,7 @@ class Life:
         async with AsyncExitStack() as stack:
             await self._check_data_sources()
             first_step = prepared.first_step if prepared.continues else 0
-            recorder = recorder_of(prepared.config, prepared.run_dir, prepared.run_id, first_step)
+            recorder = recorder_of(prepared.config, prepared.run_dir, prepared.run_id, first_step, prepared.store.fence)
             controller = Controller(
                 ctx, prepared.sampler, prepared.held_out, prepared.store, prepared.total_steps,
                 self._watchers.observer, control,

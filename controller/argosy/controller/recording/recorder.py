@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from argosy.config import Config
+from argosy.controller.fence import OPEN, Fence
 from argosy.controller.recording.fitting import tokenizer_digest
 from argosy.controller.recording.store import FOLDER, RecordedStep, RecordHead, StepEntry
 from argosy.controller.recording.writer import RecordWriter
@@ -130,6 +131,7 @@ def open_recorder(
     *,
     rollouts_only: bool = False,
     written: Callable[[StepEntry], None] = lambda entry: None,
+    fence: Fence = OPEN,
 ) -> Recorder:
     """The recorder that a configuration asks for. Raises as RecordWriter does."""
     wanted = config.argosy.record
@@ -142,12 +144,14 @@ def open_recorder(
         rollouts_only=rollouts_only,
     )
     folder = Path(wanted.path).expanduser() if wanted.path else run_dir / FOLDER
-    writer = RecordWriter(folder, head, after_step=first_step)
+    writer = RecordWriter(folder, head, after_step=first_step, fence=fence)
     return Recorder(writer, max_bytes=int(wanted.max_gb * 1e9), written=written, must=rollouts_only)
 
 
-def recorder_of(config: Config, run_dir: Path, run_id: str, first_step: int) -> AbstractAsyncContextManager[StepSink]:
+def recorder_of(
+    config: Config, run_dir: Path, run_id: str, first_step: int, fence: Fence = OPEN
+) -> AbstractAsyncContextManager[StepSink]:
     """The recorder of a training run, which may be none. Raises as RecordWriter does."""
     if not config.argosy.record.enable:
         return nullcontext(NoRecorder())
-    return open_recorder(config, run_dir, run_id, first_step)
+    return open_recorder(config, run_dir, run_id, first_step, fence=fence)

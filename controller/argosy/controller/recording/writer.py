@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from argosy.controller.fence import OPEN, Fence
 from argosy.controller.files import write_atomically
 from argosy.controller.recording.rows import mean_score, to_table
 from argosy.controller.recording.store import FORMAT, HEAD, INDEX, META, Record, RecordedStep, RecordHead, StepEntry
@@ -31,25 +32,32 @@ class RecordWriter:
         folder: The record; made if it isn't there.
         head: What is recorded. A record of something else is not added to.
         after_step: Steps done when this start begins; what the folder has beyond them is dropped.
+        fence: Of the run's folder: in a fleet only the newest leader adds to the record.
 
     Raises:
         ConfigError: the folder holds another record.
         StorageError: the folder can't be written.
+        FencedError: here and in `write`: another controller leads the run now.
     """
 
-    def __init__(self, folder: Path, head: RecordHead, *, after_step: int = 0) -> None:
+    def __init__(self, folder: Path, head: RecordHead, *, after_step: int = 0, fence: Fence = OPEN) -> None:
         self.folder = folder
+        self._fence = fence
         self.size_bytes = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise storage_error(error, folder) from error
-        kept = self._keep(head, after_step) if (folder / HEAD).exists() else []
-        write_atomically(folder / HEAD, json.dumps({"format": FORMAT} | asdict(head), indent=1).encode())
-        write_atomically(folder / INDEX, b"".join(_line(entry) for entry in kept))
+        kept, dropped = self._keep(head, after_step) if (folder / HEAD).exists() else ([], [])
+        write_atomically(folder / HEAD, json.dumps({"format": FORMAT} | asdict(head), indent=1).encode(), fence)
+        write_atomically(folder / INDEX, b"".join(_line(entry) for entry in kept), fence)
+        with fence.writing():
+            for entry in dropped:
+                (folder / entry.file).unlink(missing_ok=True)
         self.size_bytes = sum(entry.size_bytes for entry in kept)
 
-    def _keep(self, head: RecordHead, after_step: int) -> list[StepEntry]:
+    def _keep(self, head: RecordHead, after_step: int) -> tuple[list[StepEntry], list[StepEntry]]:
+        """What of the record is there to stay, and what this start does again."""
         found = Record(self.folder)
         if after_step and found.head.run_id != head.run_id:
             raise ConfigError(
@@ -61,9 +69,6 @@ class RecordWriter:
                 f"argosy.record.path: {self.folder} already holds a record, of run {found.head.run_id} "
                 f"({len(found.steps)} steps): name another folder, or remove it"
             )
-        for step, entry in found.entries.items():
-            if step > after_step:
-                (self.folder / entry.file).unlink(missing_ok=True)
         kept = [entry for step, entry in sorted(found.entries.items()) if step <= after_step]
         if kept and kept[-1].step < after_step:
             log.warning(
@@ -71,10 +76,10 @@ class RecordWriter:
                 "it can be replayed up to there only",
                 self.folder, kept[-1].step, after_step,
             )  # fmt: skip
-        return kept
+        return kept, [entry for step, entry in found.entries.items() if step > after_step]
 
     def write(self, made: RecordedStep) -> StepEntry:
-        """Write a step and enter it. Raises StorageError."""
+        """Write a step and enter it. Raises StorageError, FencedError."""
         record = made.record
         table = to_table(record).replace_schema_metadata({META: _meta(made)})
         path = self.folder / f"step-{record.step:08d}.parquet"
@@ -91,7 +96,7 @@ class RecordWriter:
             mean_score=None if score != score else score,
         )
         try:
-            with (self.folder / INDEX).open("ab") as file:
+            with self._fence.writing(), (self.folder / INDEX).open("ab") as file:
                 file.write(_line(entry))
                 file.flush()
                 os.fsync(file.fileno())
@@ -105,7 +110,7 @@ class RecordWriter:
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression=_CODEC, row_group_size=_ROWS_PER_GROUP)
         data = memoryview(sink.getvalue())
-        write_atomically(path, data)
+        write_atomically(path, data, self._fence)
         return hashlib.sha256(data).hexdigest(), len(data)
 
 

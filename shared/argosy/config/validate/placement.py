@@ -44,8 +44,6 @@ def check_fleet(config: Config) -> Iterator[str]:
         yield "argosy.run_id: is null with argosy.placement=fleet: give all services and controllers of a run one name"
     if argosy.rollout_only:
         yield "argosy.placement: got 'fleet' for rollouts without a trainer: set argosy.placement=local"
-    if argosy.record.enable:
-        yield "argosy.record.enable: got true with argosy.placement=fleet: a record has one writer"
     for role in ROLES:
         if getattr(argosy.services, role).python is not None:
             yield (

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from argosy.controller.fence import TermFence
 from argosy.controller.producing import StepRecord
 from argosy.controller.recording.store import HEAD, INDEX, Record, RecordedStep, RecordHead
 from argosy.controller.recording.writer import RecordWriter
-from argosy.types.errors import ConfigError, CorruptDataError
+from argosy.types.errors import ConfigError, CorruptDataError, FencedError
 from argosy.types.ids import GroupId, PolicyVersion, SampleId
-from argosy.types.records import Completion, FinishReason, Prompt, Scored, VersionRun
+from argosy.types.records import Completion, FinishReason, Leader, Prompt, Scored, VersionRun
 
 HEAD_ = RecordHead("run-1", "model", "digest", n=2, train_batch_size=1)
 VERSION = PolicyVersion("l0", 0, "00" * 32)
@@ -115,6 +116,31 @@ def test_a_resumed_run_drops_what_it_does_again(tmp_path: Path) -> None:
     writer.write(made(2, score=1.0))
     assert Record(folder).entries[2].mean_score == 1.0
     assert writer.size_bytes == sum(entry.size_bytes for entry in Record(folder).entries.values())
+
+
+def test_f8_an_earlier_leader_adds_nothing_to_the_record_of_the_next(tmp_path: Path) -> None:
+    old = TermFence(tmp_path, Leader("run-1", 1), "a")
+    old.take()
+    writer = RecordWriter(tmp_path / "record", HEAD_, fence=old)
+    for step in (1, 2):
+        writer.write(made(step))
+    new = TermFence(tmp_path, Leader("run-1", 2), "b")
+    new.take()
+    with pytest.raises(FencedError):
+        RecordWriter(tmp_path / "record", HEAD_, fence=old)
+    assert Record(tmp_path).steps == [1, 2], "it drops nothing either"
+    taken_over = RecordWriter(tmp_path / "record", HEAD_, after_step=1, fence=new)
+    taken_over.write(made(2, score=1.0))
+    for step in (2, 3):
+        with pytest.raises(FencedError):
+            writer.write(made(step))
+    record = Record(tmp_path)
+    record.check_all([1, 2])
+    assert (record.steps, record.entries[2].mean_score) == ([1, 2], 1.0)
+    assert sorted(path.name for path in record.folder.glob("step-*")) == [
+        "step-00000001.parquet",
+        "step-00000002.parquet",
+    ]
 
 
 def test_records_are_not_mixed(tmp_path: Path) -> None:
