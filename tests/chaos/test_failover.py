@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from argosy.cli.main import main
 from argosy.controller.ledger.check import check_ledger
+from argosy.controller.recording.store import Record
 from argosy.membership.etcd import EtcdMembership
 from argosy.membership.etcd_client import EtcdOptions
 from argosy.rpc.clients.controller import ControllerClient
@@ -24,7 +26,7 @@ from argosy.types.records import Member
 from support.etcd_cluster import EtcdCluster, etcd_cluster
 from support.fleet_job import FleetJob
 from support.freezing import freeze
-from support.joining import trained
+from support.joining import Joiner, trained, within
 from support.tcp_proxy import TcpProxy
 from support.toy import ToyJob, make_toy_job
 
@@ -153,23 +155,36 @@ def test_f8_a_leader_that_stood_still_is_refused_everywhere(fleet: FleetJob, unb
     assert_unbroken(fleet, unbroken)
 
 
+def shown_by(capsys: pytest.CaptureFixture[str], command: str, fleet: FleetJob) -> Any:
+    """What `argosy status` or `argosy members` shows of the run, as a user asks."""
+    assert main([command, "--run", str(fleet.folder), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
 def test_f8_an_asynchronous_run_with_a_critic_goes_on_under_other_leaders(
     job: ToyJob, etcd: EtcdCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Groups are under way when a leader is killed, and when the next one stands still and wakes up again."""
+    """Groups are under way when a leader is killed, and when the next one stands still and wakes up again. A rollout
+    server that joins by hand meanwhile, the record and `argosy status` go along."""
     keys = (
-        "trainer.save_freq=2", f"trainer.total_training_steps={STEPS}", "algorithm.adv_estimator=gae",
+        "trainer.save_freq=2", "trainer.total_training_steps=100000", "algorithm.adv_estimator=gae",
         "argosy.deterministic=false", "argosy.max_staleness=2", "trainer.max_actor_ckpt_to_keep=3",
-        "data.max_response_length=24",
+        "data.max_response_length=24", "argosy.record.enable=true",
     )  # fmt: skip
     fleet = FleetJob(job, "f8-stream", etcd.endpoints, overrides=keys)
+    joiner: Joiner | None = None
     try:
         fleet.serve("critic")
         begin(fleet, "b", "c", after_step=4)
-        killed_at = time.time()
+        joiner = Joiner(fleet.folder, "rollout")
+        killed_at, at = time.time(), fleet.steps()[-1]
         fleet.processes["a"].kill()
         second = name_of_leader(fleet, 2)
-        fleet.until(lambda: len(fleet.lives()) == 2 and fleet.steps()[-1] >= 8, "steps of the second leader", second)
+        fleet.until(lambda: len(fleet.lives()) == 2 and fleet.steps()[-1] > at, "steps of the second leader", second)
+        went_on_s = time.time() - killed_at
+        joined = joiner.wait("ready").member_id
+        within(lambda: trained(fleet.folder, joined), "a trained sample of the newcomer")
+
         freeze(fleet.processes[second].pid)
         [third] = {"b", "c"} - {second}
         fleet.until(lambda: len(fleet.lives()) == 3, "the third leads", third)
@@ -177,18 +192,38 @@ def test_f8_an_asynchronous_run_with_a_critic_goes_on_under_other_leaders(
         code, shown = fleet.end(second)
         assert code == 1, shown
         assert any(words in shown for words in REFUSED), shown
+        assert name_of_leader(fleet, 3) == third
+        status, members = shown_by(capsys, "status", fleet), shown_by(capsys, "members", fleet)["members"]
+        assert (status["run_id"], status["term"], status["state"]) == (fleet.run, 3, "running")
+        leads = leader(fleet)
+        assert leads is not None
+        assert leads.address in [one["address"] for one in members if one["role"] == "controller"]
+
+        joiner.process.send_signal(signal.SIGTERM)
+        assert joiner.end() == 0, joiner.text()
+        at = fleet.steps()[-1]
+        fleet.until(lambda: fleet.steps()[-1] >= at + 3, "steps without the newcomer", third)
+        asyncio.run(stop(leads.address))
         code, shown = fleet.end(third)
         assert code == 0, shown
         assert [life["term"] for life in fleet.lives()] == [1, 2, 3]
-        assert fleet.steps() == list(range(1, STEPS + 1))
+        steps = fleet.steps()
+        assert steps == list(range(1, steps[-1] + 1))
         assert check_ledger(fleet.folder).faults == []
         rows = trained(fleet.folder)
-        assert len(rows) == len({row["sample_id"] for row in rows}) == 64 * STEPS, "none lost, none trained twice"
+        assert len(rows) == len({row["sample_id"] for row in rows}) == 64 * len(steps), "none lost, none trained twice"
+        record = Record(fleet.folder)
+        assert record.steps == steps
+        record.check_all(steps)
         with capsys.disabled():
+            leads_s = fleet.lives()[1]["started_at"] - killed_at
             print(
-                f"\nan asynchronous run was taken over {fleet.lives()[1]['started_at'] - killed_at:.1f} s after a kill"
+                f"\nan asynchronous run was taken over {leads_s:.1f} s after a kill, and was beyond where it had been "
+                f"after {went_on_s:.1f} s"
             )
     finally:
+        if joiner is not None:
+            joiner.kill()
         fleet.close()
 
 

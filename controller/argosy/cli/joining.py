@@ -15,6 +15,8 @@ JOINERS = ("rollout", "reward", "reference")
 """Roles of which a run may have more servers than it began with."""
 SERVICES_FILE = "services.yaml"
 """In the run folder: the configuration that the launcher gives to services, with the etcd of this start."""
+RUN_FILE = "config.yaml"
+"""In the run folder: the configuration of the run."""
 _CLAIM_S = 60
 """A name is kept for a server that is about to register under it; it does so before it loads anything."""
 
@@ -37,17 +39,28 @@ def config_of_run(folder: Path, role: str, overrides: Sequence[str], files: Sequ
 
     if role not in JOINERS:
         raise ConfigError(f"--run {folder}: a run has one {role}; servers that can join it are {', '.join(JOINERS)}")
-    path = folder / SERVICES_FILE
-    if not path.is_file():
-        raise ConfigError(
-            f"--run {folder}: there is no {SERVICES_FILE} in it: give the folder of a run of `argosy train` that is "
-            "under way (trainer.default_local_dir)"
-        )
+    path = _file_of(folder)
     config = load(overrides, [path, *files]) if overrides or files else load_resolved(path)
     if role != "reward" and (config.argosy.deterministic or config.argosy.colocated):
         key = "argosy.deterministic" if config.argosy.deterministic else "argosy.colocated"
         raise ConfigError(f"--run {folder}: a run with {key}=true keeps the servers that it began with")
     return config
+
+
+def _file_of(folder: Path) -> Path:
+    """With the launcher's services: what it gives them. With argosy.placement=fleet: what the leader goes by."""
+    from argosy.config import load_resolved
+    from argosy.types.errors import ConfigError
+
+    run_file = folder / RUN_FILE
+    if run_file.is_file() and load_resolved(run_file).argosy.placement == "fleet":
+        return run_file
+    if not (folder / SERVICES_FILE).is_file():
+        raise ConfigError(
+            f"--run {folder}: there is no {SERVICES_FILE} in it: give the folder of a run of `argosy train` that is "
+            "under way (trainer.default_local_dir)"
+        )
+    return folder / SERVICES_FILE
 
 
 def free_name(config: Config, role: str, named: str | None) -> str:

@@ -52,6 +52,17 @@ def test_settings_of_the_run_can_be_changed_for_a_joiner(tmp_path: Path) -> None
     assert config.argosy.membership.endpoints == ("127.0.0.1:1",)
 
 
+def test_a_fleet_without_a_launcher_is_joined_by_what_its_leader_goes_by(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, **{"argosy.rollout.slot_count": 7})  # of an earlier run here, with a launcher
+    fleet = {"argosy.placement": "fleet", "argosy.run_id": "one", "argosy.membership.endpoints": ("127.0.0.1:2",)}
+    Config().with_values(fleet | {"argosy.rollout.slot_count": 8}).save(folder / "config.yaml")
+    assert config_of_run(folder, "rollout", [], []).argosy.rollout.slot_count == 8
+    config = config_of_run(folder, "rollout", ["argosy.rollout.device=cuda:1"], [])
+    assert (config.argosy.rollout.device, config.argosy.membership.endpoints) == ("cuda:1", ("127.0.0.1:2",))
+    Config().save(folder / "config.yaml")
+    assert config_of_run(folder, "rollout", [], []).argosy.rollout.slot_count == 7
+
+
 def test_names_go_on_where_those_of_the_launcher_end(tmp_path: Path) -> None:
     config = config_of_run(run_folder(tmp_path), "rollout", [], [])
     assert list(itertools.islice(_names(config, "rollout", None), 2)) == ["rollout-1", "rollout-2"]
