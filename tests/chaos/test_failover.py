@@ -9,7 +9,7 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,12 @@ from argosy.controller.recording.store import Record
 from argosy.membership.etcd import EtcdMembership
 from argosy.membership.etcd_client import EtcdOptions
 from argosy.rpc.clients.controller import ControllerClient
+from argosy.rpc.clients.critic import CriticClient
 from argosy.rpc.clients.leading import find_leader
-from argosy.types.records import Member
+from argosy.rpc.clients.policy import PolicyClient
+from argosy.rpc.clients.rollout import RolloutClient
+from argosy.types.errors import FencedError
+from argosy.types.records import Member, Mutation
 from support.etcd_cluster import EtcdCluster, etcd_cluster
 from support.fleet_job import FleetJob
 from support.freezing import freeze
@@ -161,6 +165,24 @@ def shown_by(capsys: pytest.CaptureFixture[str], command: str, fleet: FleetJob) 
     return json.loads(capsys.readouterr().out)
 
 
+async def act_as(fleet: FleetJob, term: int, services: dict[str, str]) -> list[str]:
+    """Ask services (role → address) for what changes them, as the leader of that term would; those that refuse it."""
+    mutation = Mutation(fleet.run, term, f"late-{term}", deadline_s=20.0)
+    policy, critic = PolicyClient(services["trainer"]), CriticClient(services["critic"])
+    rollout = RolloutClient(services["rollout"])
+    asked: dict[str, Awaitable[object]] = {
+        "trainer": policy.save_checkpoint(str(fleet.folder / "late-actor"), mutation),
+        "critic": critic.save_checkpoint(str(fleet.folder / "late-critic"), mutation),
+        "rollout": rollout.abort(None, mutation),
+    }
+    try:
+        answers = await asyncio.gather(*asked.values(), return_exceptions=True)
+    finally:
+        for client in (policy, critic, rollout):
+            await client.close()
+    return [role for role, answer in zip(asked, answers, strict=True) if isinstance(answer, FencedError)]
+
+
 def test_f8_an_asynchronous_run_with_a_critic_goes_on_under_other_leaders(
     job: ToyJob, etcd: EtcdCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +208,7 @@ def test_f8_an_asynchronous_run_with_a_critic_goes_on_under_other_leaders(
         within(lambda: trained(fleet.folder, joined), "a trained sample of the newcomer")
 
         freeze(fleet.processes[second].pid)
+        at = fleet.steps()[-1]
         [third] = {"b", "c"} - {second}
         fleet.until(lambda: len(fleet.lives()) == 3, "the third leads", third)
         fleet.processes[second].send_signal(signal.SIGCONT)
@@ -193,11 +216,14 @@ def test_f8_an_asynchronous_run_with_a_critic_goes_on_under_other_leaders(
         assert code == 1, shown
         assert any(words in shown for words in REFUSED), shown
         assert name_of_leader(fleet, 3) == third
+        fleet.until(lambda: fleet.steps()[-1] > at, "steps of the third leader", third)
         status, members = shown_by(capsys, "status", fleet), shown_by(capsys, "members", fleet)["members"]
         assert (status["run_id"], status["term"], status["state"]) == (fleet.run, 3, "running")
         leads = leader(fleet)
         assert leads is not None
         assert leads.address in [one["address"] for one in members if one["role"] == "controller"]
+        services = {one["role"]: one["address"] for one in members if one["state"] == "ready"}
+        assert asyncio.run(act_as(fleet, 2, services)) == ["trainer", "critic", "rollout"]
 
         joiner.process.send_signal(signal.SIGTERM)
         assert joiner.end() == 0, joiner.text()
