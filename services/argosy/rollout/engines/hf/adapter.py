@@ -268,8 +268,12 @@ class HfEngine:
             loop.close()
             closed.set_result(None)
 
-        threading.Thread(target=close, args=(self._loop,), name="close-engine", daemon=True).start()
+        closing = threading.Thread(target=close, args=(self._loop,), name="close-engine", daemon=True)
+        closing.start()
         await asyncio.shield(asyncio.wrap_future(closed))
+        # It has only to let go of the loop, while `self` still holds it. Else it might be the last to do so, and free
+        # the model while the interpreter ends: torch gives the GIL up for that, and taking it again ends in SIGABRT.
+        closing.join()
 
     async def call(self, function: Callable[[], _Result]) -> _Result:
         """Run on the engine's thread between two steps. UnavailableError once the engine is closed."""
