@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import psutil
 
-from argosy.controller.ledger import read_segment, steps_in
 from support.freezing import freeze
-from support.storm.live import HANG_S, LiveRun, until
+from support.storm import trouble
+from support.storm.live import LiveRun, until
 
 
 @dataclass(frozen=True)
@@ -82,18 +79,6 @@ def kill_controller(run: LiveRun, source: random.Random) -> float:
     return run.until_step(at)
 
 
-def freeze_etcd(run: LiveRun, source: random.Random) -> float:
-    """Training goes on without it."""
-    etcd = run.etcd()
-    assert etcd is not None, run.said
-    freeze(etcd.pid)
-    try:
-        return run.until_step()
-    finally:
-        time.sleep(source.uniform(0.0, 3.0))
-        etcd.send_signal(signal.SIGCONT)
-
-
 def reward_outage(run: LiveRun, source: random.Random) -> float:
     """All reward servers stand still for some seconds."""
     victims = list(run.members("reward").values())
@@ -106,33 +91,7 @@ def reward_outage(run: LiveRun, source: random.Random) -> float:
     return run.until_step(at)
 
 
-def join_and_drain(run: LiveRun, source: random.Random) -> float:
-    """A server is started by hand, makes samples that are trained, and leaves by SIGTERM. Seconds until its samples
-    are in the books."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "argosy.cli.main", "serve", "rollout", "--run", str(run.folder)]
-    name = f"rollout-joined-{source.randrange(10**9)}"
-    at = time.time()
-    log = (run.folder.parent / f"{name}.log").open("ab")
-    with log:
-        joined = subprocess.Popen([*command, "--member", name], stdout=log, stderr=log, env=environment)
-    try:
-        until(lambda: name in _servers(run) or joined.poll() is not None, f"samples of {name}\n{run.said}")
-        took = time.time() - at
-        assert joined.poll() is None, (run.folder.parent / f"{name}.log").read_text()[-2000:]
-        joined.terminate()
-        assert joined.wait(HANG_S) == 0, "it drains and leaves"
-        run.until_step()
-        return took
-    finally:
-        joined.kill()
-        joined.wait()
-
-
-def _servers(run: LiveRun) -> set[str]:
-    folder = run.folder / "ledger"
-    return {str(row["member"]) for step in steps_in(folder)[-2:] for row in read_segment(folder, step)}
-
+DISK_FULL = "the run folder's disk is full for 1 – 3 s"
 
 FAULTS = (
     Fault("a rollout server is killed", "its samples go on elsewhere", 5, _kill_one("rollout"), 5),
@@ -144,17 +103,31 @@ FAULTS = (
     Fault("all reward servers stand still for 0.5 – 4 s", "a step soon after they move", 5, reward_outage, 2),
     Fault("the trainer is killed", "training again from the last checkpoint", 30, kill_trainer, 3),
     Fault("the controller is killed", "all again from the last checkpoint", 40, kill_controller, 2),
-    Fault("etcd stands still", "training goes on", 5, freeze_etcd, 2),
-    Fault("a rollout server joins and drains", "it makes samples, and leaves without a loss", 20, join_and_drain, 2),
+    Fault("etcd stands still", "training goes on", 5, trouble.freeze_etcd, 2),
+    Fault("the leader of etcd's three is killed", "training goes on", 5, trouble.kill_etcd_leader, 2),
+    Fault("a rollout server moves a tenth of the time for 6 s", "no longer pause between two steps", 9,
+          trouble.slow_server, 2),
+    Fault(DISK_FULL, "goes on when there is room, or ends in words and resumes", 40, trouble.fill_disk, 2),
+    Fault("a rollout server is cut off from etcd and all callers for longer than its lease",
+          "the run goes on; when it can be reached, it works again", 15, trouble.partition, 2),
+    Fault("a rollout server's link is 100 ms late, loses 2 %, and is reset", "the run goes on", 15,
+          trouble.bad_link),
+    Fault("a rollout server joins and drains", "it makes samples, and leaves without a loss", 20,
+          trouble.join_and_drain, 2),
 )  # fmt: skip
 
 
-def schedule(seed: int, count: int) -> tuple[list[Fault], random.Random]:
-    """Which faults, in which order: each kind by its weight, in rounds, so that a short storm has many kinds."""
+def schedule(
+    seed: int, count: int, *, only: str = "", without: Collection[str] = ()
+) -> tuple[list[Fault], random.Random]:
+    """Which faults, in which order: each kind by its weight, in rounds, so that a short storm has many kinds. `only`: a
+    word of the wanted ones; `without`: what can't be done here."""
     source = random.Random(seed)
+    kinds = [fault for fault in FAULTS if only in fault.name and fault.name not in without]
+    assert kinds, f"no fault has {only!r} in its name"
     drawn: list[Fault] = []
     while len(drawn) < count:
-        once = source.sample(FAULTS, len(FAULTS))
-        more = [fault for fault in FAULTS for _ in range(fault.weight - 1)]
+        once = source.sample(kinds, len(kinds))
+        more = [fault for fault in kinds for _ in range(fault.weight - 1)]
         drawn += once + source.sample(more, len(more))
     return drawn[:count], source

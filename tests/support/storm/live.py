@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 
 from argosy.controller.ledger import steps_in
+from support.etcd_cluster import EtcdCluster
+from support.joining import members as members_of
 from support.toy import ToyJob
 
 HANG_S = 180.0
@@ -34,19 +36,28 @@ class LiveRun:
         job: The toy job.
         name: Of the run folder.
         overrides: The command's; the same at each start.
+        etcd: What it registers with.
+        disk: The file system of its folder, if that can be filled.
     """
 
-    def __init__(self, job: ToyJob, name: str, overrides: tuple[str, ...]) -> None:
+    def __init__(
+        self, job: ToyJob, name: str, overrides: tuple[str, ...], etcd: EtcdCluster, disk: Path | None = None
+    ) -> None:
         self._job = job
         self._name = name
-        self._overrides = overrides
+        self._overrides = (*overrides, f"argosy.membership.endpoints=[{','.join(etcd.endpoints)}]")
+        self.etcd = etcd
+        self.disk = disk
         self.folder: Path = job.folder / name
+        self.logs = job.folder
+        """Where logs go: not onto the disk that is filled."""
         self.starts = 0
-        self._log = job.folder / f"{name}.log"
+        self._log = job.folder / f"{Path(name).name}.log"
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
         self.starts += 1
+        self._said_before = self._log.stat().st_size if self._log.exists() else 0
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         with self._log.open("ab") as sink:
             return subprocess.Popen(
@@ -62,6 +73,11 @@ class LiveRun:
     def said(self) -> str:
         """The last that all starts have written."""
         return self._log.read_text(errors="replace")[-4000:]
+
+    @property
+    def said_lately(self) -> str:
+        """What its latest start has written."""
+        return self._log.read_bytes()[self._said_before :].decode(errors="replace")
 
     def newest_step(self) -> float:
         """When the newest step was committed, as the file system says; 0 if none was."""
@@ -98,9 +114,9 @@ class LiveRun:
                 found[words[words.index("--member") + 1]] = process
         return found
 
-    def etcd(self) -> psutil.Process | None:
-        """Its etcd."""
-        return next((one for one in processes_of(self.folder) if Path(one.cmdline()[0]).name == "etcd"), None)
+    def listed(self, role: str) -> set[str]:
+        """Members of a role, as the controller has them."""
+        return {member.member_id for member in members_of(self.folder, role)}
 
     def stop(self) -> int:
         """Ctrl-C: it saves and ends. The exit code."""
