@@ -44,6 +44,29 @@ def copied(toy_job: ToyJob, finished: Path, run: str) -> None:
     shutil.copytree(finished, toy_job.folder / run)
 
 
+def test_a_run_goes_on_from_its_copy_where_nothing_else_of_it_is(
+    toy_job: ToyJob, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the unbroken one, bit for bit; and its books can be read from the copies."""
+    url = f"file://{tmp_path}/far"
+    copied = ("trainer.total_training_steps=4", "trainer.save_freq=2", f"trainer.default_hdfs_dir={url}")
+    assert train(toy_job, "copied", *copied) == 0
+    assert toy_job.trained("copied") == toy_job.trained("four")
+    [newest] = (tmp_path / "far" / "copies").glob("*.step_000000004.json")
+    newest.unlink()  # as if the machine was lost while it sent this one
+    shutil.rmtree(toy_job.folder / "copied")
+    assert train(toy_job, "taken-over", *copied) == 0
+    assert toy_job.trained("taken-over") == toy_job.trained("four")
+    shown = capsys.readouterr()
+    assert "global_step_2" in shown.out + shown.err, "where it goes on from"
+    assert {path.name for path in (tmp_path / "far" / "copies").iterdir()} == {
+        "gen_00001.step_000000002.json", "gen_00002.step_000000004.json"
+    }  # fmt: skip
+    assert main(["ledger", url, "--check"]) == 0
+    assert main(["ledger", url, "--step", "4"]) == 0
+    assert main(["ledger", str(toy_job.folder / "taken-over"), "--check"]) == 0
+
+
 def test_d14_validation_in_between_does_not_move_training(toy_job: ToyJob, finished: Path) -> None:
     assert train(toy_job, "validated", "trainer.total_training_steps=4", "trainer.test_freq=1") == 0
     assert toy_job.trained("validated") == toy_job.trained("four")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
 
 DESCRIPTION = """\
@@ -26,7 +27,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run's folder (trainer.default_local_dir)")
+    parser.add_argument(
+        "run_dir",
+        metavar="RUN_DIR",
+        help="the run's folder (trainer.default_local_dir), or the URL of its copies (trainer.default_hdfs_dir)",
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--sample", metavar="ID", help="the life of one sample, or of a whole group")
     what.add_argument("--step", type=int, metavar="N", help="the samples that step N trained or dropped")
@@ -37,12 +42,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run_ledger(args: argparse.Namespace) -> int:
     """`argosy ledger`."""
+    if "://" not in args.run_dir:
+        return _show(args, Path(args.run_dir))
+    from argosy.controller.copies import fetch_books
+
+    with tempfile.TemporaryDirectory(prefix="argosy-ledger-") as folder:
+        return _show(args, fetch_books(args.run_dir, Path(folder)))
+
+
+def _show(args: argparse.Namespace, run_dir: Path) -> int:
     from argosy.controller.ledger.command import show_check, show_sample, show_step, show_summary
 
     if args.sample is not None:
-        return show_sample(args.run_dir, args.sample, as_json=args.json)
+        return show_sample(run_dir, args.sample, as_json=args.json)
     if args.step is not None:
-        return show_step(args.run_dir, args.step, as_json=args.json)
+        return show_step(run_dir, args.step, as_json=args.json)
     if args.check:
-        return show_check(args.run_dir, as_json=args.json)
-    return show_summary(args.run_dir, as_json=args.json)
+        return show_check(run_dir, as_json=args.json)
+    return show_summary(run_dir, as_json=args.json)

@@ -80,8 +80,11 @@ class Life:
                 self._watchers.observer, control,
                 producer=None if prepared.replayed is None else ReplayProducer(ctx, prepared.replayed),
                 recorder=await stack.enter_async_context(recorder),
+                copies=prepared.copies,
             )  # fmt: skip
             self.controller = controller
+            if prepared.copies is not None:
+                await asyncio.to_thread(prepared.copies.claim, prepared.run_id)
             abandoned = self._begin()
             if self._cause:
                 log.info("%d samples of the abandoned lineage were ended", await end_abandoned(ctx))

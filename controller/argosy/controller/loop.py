@@ -23,6 +23,7 @@ from argosy.controller.agents.build import build_agents
 from argosy.controller.canary import warn_of_disagreement
 from argosy.controller.context import RunContext
 from argosy.controller.control import RunControl
+from argosy.controller.copies import Copies
 from argosy.controller.data.sampler import PromptSampler
 from argosy.controller.garbage import Collections, own_collections
 from argosy.controller.ledger import LedgerCut
@@ -98,6 +99,7 @@ class Controller:
     """Runs one training job to its last step. Without rollout servers (a replay) nothing is synced and validated.
 
     `producer`: What makes the steps; None: what the configuration asks for. `recorder`: Gets each step as trained.
+    `copies`: Where checkpoints are copied to.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Controller:
         control: RunControl,
         producer: StepProducer | None = None,
         recorder: StepSink | None = None,
+        copies: Copies | None = None,
     ) -> None:
         self.ctx = ctx
         self.state = LoopState(sampler_state=sampler.state())
@@ -126,6 +129,7 @@ class Controller:
             {"actor": ctx.services.policy} | ({"critic": ctx.services.critic} if ctx.services.critic else {}),
             background=ctx.config.argosy.trainer.background_save,
             done=self._saved,
+            copies=copies,
         )
         self._rollout = RolloutStage(ctx)
         if self._rollout.singles.slow is not None:

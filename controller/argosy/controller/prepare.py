@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.config import Config, validate_row_count
+from argosy.controller.copies import Copies, copies_of, restore
 from argosy.controller.data.prompts import load_prompts
 from argosy.controller.data.sampler import PromptSampler
 from argosy.controller.fence import OPEN, Fence
@@ -60,6 +61,10 @@ class PreparedRun:
         make_folder(self.run_dir)
         trainer = config.trainer
         self.store = CheckpointStore(self.run_dir, trainer.max_actor_ckpt_to_keep, fence)
+        self.copies = copies_of(config, self.run_dir)
+        """Of the run, elsewhere; None: there are to be none."""
+        if self.copies is not None:
+            self._restore_copy(self.copies, config, fence)
         self._newest = self.store.newest()
         self.checkpoint = find_resume(self.store, trainer.resume_mode, trainer.resume_from_path, self.run_dir)
         self.saved: dict[str, Any] = self.checkpoint.state() if self.checkpoint else {}
@@ -79,6 +84,18 @@ class PreparedRun:
         if self.replayed is not None:
             check_fits(config, self.replayed, self.first_step, self.total_steps)
         self.config = _with_schedule_length(config, self.total_steps)
+
+    def _restore_copy(self, copies: Copies, config: Config, fence: Fence) -> None:
+        """Where the folder is older than the newest copy of it, or another machine's: make it as new."""
+        mode, here = config.trainer.resume_mode, self.store.newest()
+        copies.try_it()
+        if mode == "auto":
+            restore(copies, self.run_dir, config.argosy.run_id or (here.run_id if here else None), fence)
+        elif mode == "disable" and copies.newest() is not None:
+            raise ConfigError(
+                f"{copies.folder.name} already holds copies of a run; trainer.resume_mode=disable would begin another "
+                "one there: name another place, or set resume_mode=auto"
+            )
 
     def _all_steps(self, total_epochs: int) -> int:
         """Steps where no number is given: those of the data epochs, or of the record."""

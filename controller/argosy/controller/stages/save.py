@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 from argosy.controller.context import RunContext
+from argosy.controller.copies import Copies
 from argosy.controller.recovery import CheckpointStore, publish_latest
 from argosy.telemetry.traces import span
 from argosy.types.errors import ArgosyError
@@ -44,6 +47,7 @@ class CheckpointSaves:
         trainers: By name of their folder in a checkpoint.
         background: False: `start` returns when the checkpoint exists.
         done: Told each checkpoint that exists.
+        copies: Where each is copied to before the next one is begun; None: nowhere.
     """
 
     def __init__(
@@ -54,7 +58,9 @@ class CheckpointSaves:
         *,
         background: bool,
         done: Callable[[int, Path], None],
+        copies: Copies | None = None,
     ) -> None:
+        self._copies = copies
         self._ctx = ctx
         self._store = store
         self._trainers = trainers
@@ -102,7 +108,23 @@ class CheckpointSaves:
             await asyncio.wait({committing})  # its thread can't be stopped: whoever goes back must find all or nothing
             raise
         await publish_latest(self._ctx, checkpoint.path.name)
+        if self._copies is not None:
+            await self._copy(self._copies, step)
         self._done(step, checkpoint.path)
+
+    async def _copy(self, copies: Copies, step: int) -> None:
+        """To where a run on another machine would go on from. Raises StorageError, FencedError."""
+        began, ended = time.perf_counter(), threading.Event()
+        copying = asyncio.create_task(
+            asyncio.to_thread(copies.add, step, self._ctx.run_id, lambda: not ended.is_set()), name=f"copy step {step}"
+        )
+        try:
+            await asyncio.shield(copying)
+        except asyncio.CancelledError:
+            ended.set()  # after the file that it is at; what was sent is of use to the next copy
+            await asyncio.wait({copying})
+            raise
+        self._ctx.measured["checkpoint/copy_s"] = time.perf_counter() - began
 
     async def __aenter__(self) -> CheckpointSaves:
         return self

@@ -293,6 +293,7 @@ HONOURED: dict[str, Honoured] = {
     "trainer.project_name": Honoured("Names in loggers and the run folder."),
     "trainer.experiment_name": Honoured("Names in loggers and the run folder."),
     "trainer.default_local_dir": Honoured("The run folder."),
+    "trainer.default_hdfs_dir": Honoured("Where checkpoints are copied to."),
     "trainer.total_epochs": Honoured("The run's length in data epochs."),
     "trainer.total_training_steps": Honoured("The run's length in steps."),
     "trainer.nnodes": Honoured("Machines of the trainer: 1; more is refused."),

@@ -181,9 +181,6 @@ REFUSED: dict[str, Refused] = {
     "reward.sandbox_fusion.*": Refused(_SANDBOX, neutral=(None,)),
     "reward.*": Refused(_REWARD_MODEL),
     # trainer
-    "trainer.default_hdfs_dir": Refused(
-        "checkpoints go to a folder; mount HDFS and set default_local_dir", neutral=(None,)
-    ),
     "trainer.remove_previous_ckpt_in_save": Refused(f"{_OLD}; set trainer.max_actor_ckpt_to_keep=1", neutral=(False,)),
     "trainer.del_local_ckpt_after_load": Refused("a checkpoint is never deleted by loading it", neutral=(False,)),
     "trainer.val_generations_to_log_to_wandb": Refused(f"{_OLD}; set trainer.log_val_generations"),

@@ -62,9 +62,16 @@ class Config:
 
     @property
     def run_folder(self) -> Path:
-        """The folder that everything of this run is written to."""
-        named = self.trainer.default_local_dir
+        """The folder that everything of this run is written to. Of a run whose folder is given as a URL, the working
+        folder on this machine."""
+        named = "" if "://" in self.trainer.default_local_dir else self.trainer.default_local_dir
         return Path(named or f"checkpoints/{self.trainer.project_name}/{self.trainer.experiment_name}").expanduser()
+
+    @property
+    def copy_url(self) -> str:
+        """Where checkpoints and books are copied to; empty: nowhere."""
+        trainer = self.trainer
+        return trainer.default_local_dir if "://" in trainer.default_local_dir else trainer.default_hdfs_dir or ""
 
     @property
     def pools(self) -> dict[str, PoolConfig]:

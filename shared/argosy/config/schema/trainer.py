@@ -14,7 +14,11 @@ class TrainerConfig:
     experiment_name: str = "default"
     """Names this run in loggers and in the run folder's path."""
     default_local_dir: str = ""
-    """The run folder: checkpoints, logs, traces, metrics. Empty: checkpoints/{project_name}/{experiment_name}."""
+    """The run folder: checkpoints, logs, traces, metrics. Empty: checkpoints/{project_name}/{experiment_name}. A URL
+    (s3://bucket/run, gs://, hdfs://, file:///…): that folder is worked in, and each checkpoint is copied to the URL."""
+    default_hdfs_dir: str | None = None
+    """Copy each checkpoint, with the ledger until then, to this URL as well (any file system of pyarrow or fsspec, not
+    HDFS alone). A start that finds a newer copy there than in its run folder goes on from that. null: no copies."""
     total_epochs: int = 30
     """Passes over the training data, unless total_training_steps ends the run earlier."""
     total_training_steps: int | None = None

@@ -50,6 +50,19 @@ def check_other_paths(config: Config) -> Iterator[str]:
         yield f"trainer.resume_from_path: no such folder: {config.trainer.resume_from_path}"
     if config.argosy.membership.etcd_binary is not None:
         yield from _check_file("argosy.membership.etcd_binary", config.argosy.membership.etcd_binary)
+    trainer = config.trainer
+    if trainer.default_hdfs_dir is not None and "://" not in trainer.default_hdfs_dir:
+        yield (
+            f"trainer.default_hdfs_dir: got {trainer.default_hdfs_dir!r}; give a URL, such as s3://bucket/run, "
+            "hdfs://host/run or file:///mnt/run"
+        )
+    if trainer.default_hdfs_dir is not None and "://" in trainer.default_local_dir:
+        yield "trainer.default_hdfs_dir: trainer.default_local_dir is a URL already, and there is one place for copies"
+    if "@" in config.copy_url.partition("://")[2].partition("/")[0]:
+        yield (
+            "trainer.default_hdfs_dir (or default_local_dir): the URL has a user or a password in it, which logs and "
+            "the saved configuration would show; give credentials by the environment (AWS_ACCESS_KEY_ID …)"
+        )
     folder = config.run_folder
     blocking = next((parent for parent in (folder, *folder.parents) if parent.exists()), None)
     if blocking is not None and not blocking.is_dir():

@@ -192,6 +192,7 @@ TESTS: dict[str, str] = {
     "reward_model.num_workers": "test_custom_reward.py::test_worker_count",
     "trainer.project_name": "test_trainer.py::test_project_name",
     "trainer.experiment_name": "test_trainer.py::test_experiment_name",
+    "trainer.default_hdfs_dir": "test_trainer.py::test_default_hdfs_dir",
     "trainer.default_local_dir": "test_trainer.py::test_default_local_dir",
     "trainer.total_epochs": "test_trainer.py::test_total_epochs",
     "trainer.total_training_steps": "test_trainer.py::test_total_training_steps",

@@ -214,6 +214,21 @@ async def test_max_actor_ckpt_to_keep(job: Config, monkeypatch: Patch) -> None:
     assert len((await run_recorded(elsewhere(often), monkeypatch)).checkpoints) == 4
 
 
+async def test_default_hdfs_dir(job: Config, tmp_path: Path, monkeypatch: Patch) -> None:
+    """A run in a folder that has nothing goes on from the copy."""
+    copied = {"trainer.default_hdfs_dir": f"file://{tmp_path}/far", "trainer.max_actor_ckpt_to_keep": 1}
+    await run_recorded(
+        job.with_values({"trainer.total_training_steps": 2, "trainer.save_freq": 1, **copied}), monkeypatch
+    )
+    assert [path.name for path in (tmp_path / "far" / "copies").iterdir()] == ["gen_00001.step_000000002.json"]
+    changed = elsewhere(job).with_values({"trainer.total_training_steps": 3, **copied})
+    recorded = await run_recorded(changed, monkeypatch)
+    assert [mutation.expected_step for mutation in recorded.mutations] == [2]
+    refused = elsewhere(elsewhere(job)).with_values({"trainer.resume_mode": "disable", **copied})
+    with pytest.raises(ConfigError, match="already holds copies of a run"):
+        await run_recorded(refused, monkeypatch)
+
+
 def test_device() -> None:
     """It sets those of the services that compute, whose effects are tested with argosy's keys."""
     services = load(["trainer.device=cuda:1"]).argosy
