@@ -297,13 +297,13 @@ def test_h6_the_first_signal_saves_what_is_finished(toy_job: ToyJob, number: sig
 def test_h8_the_error_names_the_checkpoint_to_go_on_from(
     toy_job: ToyJob, finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from argosy.controller import loop
+    from argosy.controller.stages import learn
 
     def dies(*args: Any) -> Any:
         raise UnavailableError("trainer-0 can't be reached")
 
     copied(toy_job, finished, "trainer-died")
-    monkeypatch.setattr(loop, "update_policy", dies)
+    monkeypatch.setattr(learn, "update_policy", dies)
     assert train(toy_job, "trainer-died", "trainer.total_training_steps=6") == 1
     err = capsys.readouterr().err
     assert "trainer-0 can't be reached" in err

@@ -143,7 +143,7 @@ class Life:
             entries = [entry for entry in entries if entry.state in OPEN_STATES]
         ctx.ledger.resume(cut, entries)
         ctx.counters.update(saved.get("counters", {}))
-        controller.kl.coef = float(saved["kl_coef"])
+        controller.restore_kl(float(saved["kl_coef"]))
         controller.state.step = checkpoint.step
         controller.state.cut = cut
         controller.state.counters = dict(ctx.counters)

@@ -13,12 +13,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from argosy.algorithms.kl_reward import KLController
 from argosy.controller.agents.build import build_agents
 from argosy.controller.canary import warn_of_disagreement
 from argosy.controller.context import RunContext
@@ -26,32 +24,28 @@ from argosy.controller.control import RunControl
 from argosy.controller.copies import Copies
 from argosy.controller.data.sampler import PromptSampler
 from argosy.controller.garbage import Collections, own_collections
-from argosy.controller.ledger import LedgerCut
+from argosy.controller.loop_state import LoopState
 from argosy.controller.metrics import performance_metrics
 from argosy.controller.openai.endpoint import open_endpoint
 from argosy.controller.producing import NoMoreSteps, Produced, StepProducer, StepRecord
 from argosy.controller.recording.recorder import NoRecorder, StepSink
 from argosy.controller.recording.store import RecordedStep
 from argosy.controller.recovery import IN_FLIGHT, PENDING_VALIDATION, CheckpointStore
-from argosy.controller.stages import assemble
 from argosy.controller.stages.held_out import HeldOutPasses
+from argosy.controller.stages.learn import Learner
 from argosy.controller.stages.newcomers import Newcomers
 from argosy.controller.stages.parity import PROMPT_COUNT, ParityGate
-from argosy.controller.stages.reference import add_log_probs
 from argosy.controller.stages.relay import catch_up
 from argosy.controller.stages.rollout import RolloutStage
 from argosy.controller.stages.save import CheckpointSaves
 from argosy.controller.stages.stragglers import leave_out
 from argosy.controller.stages.sync import publish_and_sync
-from argosy.controller.stages.update import update_policy
 from argosy.controller.stages.validation import ValidationResult
-from argosy.controller.stages.values import compute_values, update_critic
 from argosy.controller.stream_build import build_producer
 from argosy.controller.timing import timed
 from argosy.telemetry.traces import span
 from argosy.types.batch import TrajectoryBatch
-from argosy.types.ids import PolicyVersion, SampleId
-from argosy.types.records import Prompt, StepResult
+from argosy.types.records import Prompt
 
 log = logging.getLogger(__name__)
 
@@ -70,29 +64,6 @@ class Observer(Protocol):
 
     def checkpointed(self, step: int, path: Path) -> None:
         """A checkpoint exists."""
-
-
-@dataclass(slots=True)
-class LoopState:
-    """Where the run is; what `state()` returns goes into a checkpoint."""
-
-    step: int = 0
-    version: PolicyVersion | None = None
-    sampler_state: Mapping[str, Any] = field(default_factory=dict)
-    reward_state: Mapping[str, Any] = field(default_factory=dict)
-    stream: Mapping[str, Any] = field(default_factory=dict)
-    """Groups under way, with the tokens that they have; empty where there never are any between two steps."""
-    entries: Sequence[Mapping[str, Any]] = ()
-    """What the ledger has of their samples, and of those that were dropped since the cut."""
-    cut: LedgerCut = field(default_factory=lambda: LedgerCut(0, ""))
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of the step, as far as they are known when it is saved: a crash may come before they are logged."""
-    counters: Mapping[str, float] = field(default_factory=dict)
-    """Of the run, at the end of the step."""
-    kl_coef: float = 0.0
-    """Of KL in the reward, when the step's books were closed."""
-    noted_step: int = -1
-    """Which step that was: the data order and the running figures here are of that moment too."""
 
 
 class Controller:
@@ -117,7 +88,7 @@ class Controller:
     ) -> None:
         self.ctx = ctx
         self.state = LoopState(sampler_state=sampler.state())
-        self.kl = _kl_controller(ctx)
+        self._learner = Learner(ctx, self._stage)
         self._total_steps = total_steps
         self._first_step = 0
         self._noted = True
@@ -212,10 +183,10 @@ class Controller:
             metrics = dict(produced.metrics)
             with timed(timing, "parity"):
                 metrics |= await self._settle_parity()  # before anything is trained on what that engine sampled
-            batch, more, fates = await self._prepare(record, timing)
+            batch, more, fates = await self._learner.prepare(record, timing)
             metrics |= more
-            metrics |= await self._update(batch, step, timing)
-            self._account(fates, step)
+            metrics |= await self._learner.update(batch, step, timing)
+            self._learner.account(fates, step)
             if self.held_out.under_way:  # of the weights that are on the servers until now
                 with timed(timing, "testing"):
                     await self._settle_validation(step)
@@ -259,7 +230,7 @@ class Controller:
         """What a checkpoint of the present step needs, all of one moment."""
         self.state.sampler_state = self._producer.sampler_state()
         self.state.reward_state = self._producer.reward_state()
-        self.state.kl_coef, self.state.noted_step = self.kl.coef, self.state.step
+        self.state.kl_coef, self.state.noted_step = self.kl_coef, self.state.step
         if everything:
             self.state.stream = self._producer.state()
             self.state.entries = [entry.row() for entry in self.ctx.ledger.uncommitted()]
@@ -281,61 +252,6 @@ class Controller:
             "training/global_step": float(record.step),
             "training/epoch": float(record.prompts[0].group.data_epoch),
         }
-
-    async def _prepare(
-        self, record: StepRecord, timing: dict[str, float]
-    ) -> tuple[TrajectoryBatch, dict[str, float], assemble.Fates]:
-        """Log-probs and advantages of a scored step, and what becomes of its samples."""
-        config = self.ctx.config
-        batch, metrics = await asyncio.to_thread(assemble.build, config, record)
-        batch = await self._ask_models(batch, record.step, timing)
-        batch, more, fates = await asyncio.to_thread(assemble.finish, config, record, batch, self.kl, timing)
-        return batch, metrics | more, fates
-
-    async def _ask_models(self, batch: TrajectoryBatch, step: int, timing: dict[str, float]) -> TrajectoryBatch:
-        """The batch with log-probs and, with a critic, values: by other processes, so at one time."""
-
-        async def log_probs() -> TrajectoryBatch:
-            self._stage(step, "ref")
-            with span("stage.log_probs", step=step):
-                return await add_log_probs(self.ctx, batch, timing)
-
-        async def values() -> Mapping[SampleId, Any]:
-            self._stage(step, "values")
-            with timed(timing, "values"), span("stage.values", step=step):
-                return await compute_values(self.ctx, batch)
-
-        if self.ctx.services.critic is None:
-            return await log_probs()
-        async with asyncio.TaskGroup() as tasks:
-            asked, valued = tasks.create_task(log_probs()), tasks.create_task(values())
-        return asked.result().with_rows("values", valued.result())
-
-    async def _update(self, batch: TrajectoryBatch, step: int, timing: dict[str, float]) -> dict[str, float]:
-        """Train the critic, and the policy once the critic is warmed up. Neither reads what the other writes."""
-
-        async def critic() -> StepResult:
-            self._stage(step, "update_critic")
-            with timed(timing, "update_critic"), span("stage.update_critic", step=step):
-                return await update_critic(self.ctx, batch, step)
-
-        async def policy() -> StepResult:
-            self._stage(step, "update_actor")
-            with timed(timing, "update_actor"), span("stage.update", step=step):
-                return await update_policy(self.ctx, batch, step)
-
-        updates = [critic] if self.ctx.services.critic is not None else []
-        if step > self.ctx.config.trainer.critic_warmup:
-            updates.append(policy)
-        async with asyncio.TaskGroup() as tasks:
-            results = [tasks.create_task(update()) for update in updates]
-        return {name: value for result in results for name, value in result.result().metrics.items()}
-
-    def _account(self, fates: assemble.Fates, step: int) -> None:
-        """Enter what became of every sample of the step."""
-        self.ctx.ledger.trained(fates.trained, step)
-        self.ctx.ledger.dropped(fates.empty, "no token of it is trained: it is empty, or was rejected")
-        self.ctx.ledger.dropped(fates.unjudged, "not judged: its tokens were masked out")
 
     async def _sync(self) -> None:
         self._stage(self.state.step, "update_weights")
@@ -364,6 +280,15 @@ class Controller:
 
     def _validated(self, result: ValidationResult) -> None:
         self._observer.validated(result.step, result, self.held_out.prompts)
+
+    @property
+    def kl_coef(self) -> float:
+        """Of KL in the reward, for the next step."""
+        return self._learner.kl.coef
+
+    def restore_kl(self, coef: float) -> None:
+        """Go on with a checkpoint's coefficient of KL in the reward."""
+        self._learner.kl.coef = coef
 
     @property
     def interrupted(self) -> bool:
@@ -403,7 +328,7 @@ class Controller:
             "sampler": dict(self.state.sampler_state),
             "rewards": dict(self.state.reward_state),
             "ledger": {"step": self.state.cut.step, "sha256": self.state.cut.sha256},
-            "kl_coef": self.kl.coef,
+            "kl_coef": self.kl_coef,
             "counters": dict(self.state.counters),
             "metrics": dict(self.state.metrics),
             PENDING_VALIDATION: self.held_out.pending,
@@ -449,12 +374,6 @@ class Controller:
     def _stage(self, step: int, name: str) -> None:
         self._control.at_stage(name)
         self._observer.stage(step, name)
-
-
-def _kl_controller(ctx: RunContext) -> KLController:
-    control = ctx.config.algorithm.kl_ctrl
-    horizon = float(control.horizon) if control.type == "adaptive" else None
-    return KLController(control.kl_coef, control.target_kl, horizon)
 
 
 def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
