@@ -64,12 +64,10 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 @pytest.mark.parametrize("member", ["trainer-0", "rollout-0", "reward-0", "reference-0", "critic-0", "etcd"])
 def test_h8_a_dead_child_ends_the_run_and_is_named(job: ToyJob, member: str) -> None:
-    """As long as it isn't to be started again; etcd never is."""
+    """As long as it isn't to be started again."""
     run = f"h8-{member}"
     overrides = ["algorithm.adv_estimator=gae"] if member == "critic-0" else []
-    if member != "etcd":
-        overrides.append("argosy.restart.limit=0")
-    process = start_and_wait(job, run, *overrides)
+    process = start_and_wait(job, run, *overrides, "argosy.restart.limit=0")
     processes_of(job.folder / run)[member].kill()
     code, err = ended(process)
     assert code == 1, err

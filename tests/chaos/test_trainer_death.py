@@ -70,6 +70,12 @@ def service(process: subprocess.Popen[str], member: str) -> psutil.Process:
     raise AssertionError(f"{process.pid} runs no {member}")
 
 
+def own_etcd(process: subprocess.Popen[str]) -> psutil.Process:
+    """The one that a running job has started."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    return next(child for child in children if Path(child.exe()).name == "etcd")
+
+
 def checkpoints(job: ToyJob, run: str) -> int:
     """The newest one's step; 0 without any."""
     pointer = job.folder / run / "latest_checkpointed_iteration.txt"
@@ -99,11 +105,15 @@ def test_whichever_service_dies_the_run_is_the_unbroken_one(job: ToyJob, unbroke
     try:
         for number, member in enumerate(MEMBERS):
             wait_for_checkpoint(process, job, "deaths", 4 * number + 2)
+            if number == 1:  # needed most when somebody comes, as the critic's next life does
+                etcd = own_etcd(process)
+                etcd.kill()
             victim = service(process, member)
             others = {name: service(process, name).pid for name in MEMBERS if name != member}
             victim.kill()
             wait_for_life(process, job, "deaths", number + 2)
             assert {name: service(process, name).pid for name in others} == others, "nobody else was touched"
+        assert own_etcd(process).pid != etcd.pid, "it was started again"
         out = finish(process)
     finally:
         process.kill()

@@ -46,7 +46,8 @@ class LeaseKeeper:
         self._writing = threading.Lock()
         self._stop = threading.Event()
         self._renewed_at = time.monotonic()
-        self._told = False
+        self._told = self._told_late = False
+        self._lost_at: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"etcd-lease {name}", daemon=True)
         self._thread.start()
 
@@ -56,7 +57,10 @@ class LeaseKeeper:
         try:
             kept = self._write_if_dirty()
         except UnavailableError as error:
-            _LOG.warning("%s will publish its change when etcd is back: %s", self._name, error)
+            # A server that works has many changes: one line for each would fill its log while etcd is away.
+            level = logging.DEBUG if self._told_late else logging.WARNING
+            self._told_late = True
+            _LOG.log(level, "%s will publish its changes when etcd is back: %s", self._name, error)
             self._wake.set()
             return
         if not kept:
@@ -87,7 +91,7 @@ class LeaseKeeper:
                     self._on_lost()
                     return
                 pause = self._ttl_s / 3
-                self._renewed_at, self._told = time.monotonic(), False
+                self._renewed_at, self._told, self._told_late = time.monotonic(), False, False
             except UnavailableError as error:
                 # etcd is down: the others go on with their last snapshot, and so do we.
                 _LOG.debug("%s can't renew its lease now: %s", self._name, error)
@@ -104,16 +108,18 @@ class LeaseKeeper:
 
     def _renew(self) -> bool:
         """One renewal; False when the keys are not ours any more."""
-        began = time.monotonic()
         if self._lease is None or self._client.keep_alive(self._lease) <= 0:
-            _LOG.warning("%s lost its lease (paused or cut off for more than %d s)", self._name, self._ttl_s)
             self._lease = None
+            if self._lost_at is None:  # claiming anew may take many tries, when etcd comes and goes
+                self._lost_at = time.monotonic()
+                _LOG.warning("%s lost its lease (paused or cut off for more than %d s)", self._name, self._ttl_s)
             fresh = self._client.grant(self._ttl_s)
             if not self._reclaim(fresh):
                 self._client.revoke(fresh)
                 return False
             self._lease = fresh
-            _LOG.warning("%s is back with a new lease after %.2f s", self._name, time.monotonic() - began)
+            _LOG.warning("%s is back with a new lease after %.2f s", self._name, time.monotonic() - self._lost_at)
+            self._lost_at = None
         return self._write_if_dirty()
 
     def _write_if_dirty(self) -> bool:

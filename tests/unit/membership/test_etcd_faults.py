@@ -93,8 +93,10 @@ async def test_f5_compaction_while_the_watch_is_cut_off_loses_nothing(
 
 
 @pytest.mark.chaos
-async def test_f6_etcd_down_for_longer_than_the_lease_costs_nothing(own_etcd: Any) -> None:
-    """The others keep the last snapshot, changes made meanwhile arrive, and the process idles."""
+async def test_f6_etcd_down_for_longer_than_the_lease_costs_nothing(
+    own_etcd: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others keep the last snapshot, changes made meanwhile arrive, and the process idles, its log too."""
     ours, theirs = EtcdMembership(options(own_etcd)), EtcdMembership(options(own_etcd))
     seen = Follower(theirs.watch())
     registration = await ours.register(member("rollout-0"))
@@ -102,7 +104,8 @@ async def test_f6_etcd_down_for_longer_than_the_lease_costs_nothing(own_etcd: An
     await seen.until(lambda: seen.names == ["rollout-0"])
     before = len(seen.snapshots)
     own_etcd.stop(signal.SIGKILL)
-    await registration.update(state=MemberState.STALE)  # kept for later
+    for state in (MemberState.READY, MemberState.STALE) * 3:  # kept for later
+        await registration.update(state=state)
     with pytest.raises(UnavailableError):
         await ours.put_state("run", "k", "v", term=leadership.term)
     used = psutil.Process().cpu_times()
@@ -110,6 +113,9 @@ async def test_f6_etcd_down_for_longer_than_the_lease_costs_nothing(own_etcd: An
     spent = psutil.Process().cpu_times()
     assert spent.user + spent.system - used.user - used.system < 0.25 * 2 * TTL_S
     assert len(seen.snapshots) == before
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert sum("will publish its changes when etcd is back" in line for line in told) == 1
+    assert sum("could not renew its lease" in line for line in told) <= 2, "once for the member, once for the leader"
     own_etcd.start()
     await seen.until(lambda: bool(seen.names) and seen.snapshots[-1][0].state is MemberState.STALE)
     await asyncio.sleep(TTL_S * 2)  # past everything that could still expire

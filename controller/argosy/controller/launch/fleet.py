@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 from argosy.config import Config
 from argosy.controller.launch.children import ServiceChildren, folder_tag, group_of
 from argosy.controller.launch.errors import ChildDiedError, SetbackError
+from argosy.controller.launch.etcd import NAME as ETCD
 from argosy.controller.launch.etcd import start_etcd
 from argosy.controller.launch.interpreters import check_interpreters
 from argosy.controller.launch.lock import RunFolderLock
@@ -247,8 +248,10 @@ class LocalFleet:
 
     def _renewed(self, spec: ChildSpec, spare: bool) -> ChildSpec | None:
         """What a dead child is started again as: itself, as another incarnation."""
+        if spec.name == ETCD:  # on its data and ports, or nobody would find it
+            return spec
         member = next((one for one in self._planned if one.member_id == spec.name), None)
-        if member is None:  # etcd, whose data may be what it died of
+        if member is None:
             return None
         if spare and member.role == "rollout" and keeps_servers(self._cfg):  # nobody would talk to its new life
             return None

@@ -9,6 +9,8 @@ from collections import deque
 from pathlib import Path
 
 TAIL_LINES = 20
+_KEPT_LINES = 200
+"""A panic of a Go program comes with a stack that is longer than what is worth showing."""
 _TAIL_LINE_BYTES = 2_000
 _CHUNK_BYTES = 64 * 1024
 
@@ -54,17 +56,17 @@ class LogPump:
     def __init__(self, read_fd: int, log: RotatingLog) -> None:
         self._fd = read_fd
         self._log = log
-        self._lines: deque[bytes] = deque(maxlen=TAIL_LINES)
+        self._lines: deque[bytes] = deque(maxlen=_KEPT_LINES)
         self._rest = b""
         self._failure: OSError | None = None
         self._thread = threading.Thread(target=self._run, name=f"log {log.path.name}", daemon=True)
         log.write(f"---- {time.strftime('%Y-%m-%d %H:%M:%S')} started\n".encode())
         self._thread.start()
 
-    def tail(self) -> list[str]:
-        """The last lines of this process's output."""
+    def tail(self, count: int = TAIL_LINES) -> list[str]:
+        """The last lines of this process's output: `count` of the 200 that are kept."""
         lines = [*self._lines, self._rest] if self._rest else list(self._lines)
-        shown = [line.decode(errors="replace").rstrip() for line in lines[-TAIL_LINES:]]
+        shown = [line.decode(errors="replace").rstrip() for line in lines[-count:]]
         if self._failure is not None:
             shown.append(f"(the log could not be written: {self._failure})")
         return shown

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from argosy.controller.launch import child as child_module
 from argosy.controller.launch.errors import ChildDiedError
-from argosy.controller.launch.logs import LogPump, RotatingLog
+from argosy.controller.launch.logs import TAIL_LINES, LogPump, RotatingLog
 from argosy.controller.launch.watchdog import TOKEN_VARIABLE, kill_group
 
 _LAST_OUTPUT_S = 1.0
@@ -80,9 +80,9 @@ class ChildProcess:
         """None while it runs; negative: the signal that ended it."""
         return self._process.returncode
 
-    def tail(self) -> list[str]:
+    def tail(self, count: int = TAIL_LINES) -> list[str]:
         """The last lines of its output."""
-        return self._pump.tail()
+        return self._pump.tail(count)
 
     async def wait(self) -> int:
         """Wait for its end."""
