@@ -6,7 +6,7 @@
 SmolLM2-135M, 269 MB in bfloat16, with samples in flight. Bytes come into a staging area while samples go on; then
 `finish_weight_update` swaps them in, which is what is measured: its whole time, and the longest time that any sample in
 flight had no token around it, less the longest one without an update (the samples' cache is computed anew, too). Of
-vLLM's swap the parts are told: laying the tensors out (samples go on), then, while nothing is sampled, its own calls.
+vLLM's swap the parts are told, and what samples are held for: while its workers make the new weights ready, they go on.
 """
 
 from __future__ import annotations
@@ -58,14 +58,7 @@ class Watcher:
             await self._turn.wait()
 
 
-VLLM_CALLS = (
-    "pause_generation",
-    "start_weight_update",
-    "update_weights",
-    "finish_weight_update",
-    "reset_prefix_cache",
-    "resume_generation",
-)
+HELD = "pause (hold to resume)"
 
 
 class Split:
@@ -78,6 +71,22 @@ class Split:
         """Time these methods of an object from now on."""
         for name in names:
             setattr(target, name, self._timed(name, getattr(target, name)))
+
+    def watch_hold(self, engine: Any) -> None:
+        """Time from when samples begin to be held to when they may go on."""
+        began = 0.0
+        hold, go_on = engine._hold, engine._go_on
+
+        async def held() -> None:
+            nonlocal began
+            began = time.perf_counter()
+            await hold()
+
+        async def gone_on() -> None:
+            await go_on()
+            self.seconds.setdefault(HELD, []).append(time.perf_counter() - began)
+
+        engine._hold, engine._go_on = held, gone_on
 
     def _timed(self, name: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def timed(*args: Any, **options: Any) -> Any:
@@ -148,8 +157,9 @@ async def run(arguments: argparse.Namespace) -> None:
     split = Split()
     if arguments.engine == "vllm":
         inside = cast(Any, engine)
-        split.watch(inside._weights, ["lay_out"])
-        split.watch(inside._llm, VLLM_CALLS)
+        split.watch(inside._weights, ["lay_out", "prepare", "drop", "put_in"])
+        split.watch(inside, ["_hold", "_serve"])
+        split.watch_hold(inside)
     try:
         found = await measure(engine, arguments.samples, arguments.repeat)
     finally:

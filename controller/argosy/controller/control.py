@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 from argosy.controller.stall import StallWatch
 from argosy.controller.vitals import Vitals
 from argosy.membership.interface import Membership
-from argosy.types.errors import StateError
+from argosy.types.errors import StateError, UnavailableError
 from argosy.types.ids import PolicyVersion
 from argosy.types.records import Member, RunStatus, ScaleChange, ServerCount
 
@@ -52,6 +53,8 @@ class RunControl:
         self.stalls = StallWatch(self.vitals)
         self.unsaved_steps = 0
         """Finished steps that no checkpoint has: what an end at once would lose."""
+        self._known: tuple[Member, ...] = ()
+        """The fleet, as membership had it when it last spoke."""
         self._interrupted = asyncio.Event()
         self._running = asyncio.Event()
         self._running.set()
@@ -94,12 +97,33 @@ class RunControl:
                 if await self.get_run() == status:
                     await self._changed.wait()
 
+    async def follow_members(self, membership: Membership) -> None:
+        """Keep what membership last had, for as long as this task runs."""
+        async for self._known in membership.watch():
+            pass
+
     async def list_members(self, role: str = "") -> Sequence[Member]:
-        """The fleet as membership has it, with what this controller has seen of each."""
+        """The fleet as membership has it, with what this controller has seen of each.
+
+        While membership can't be asked: as it last was, and the controllers' own entries say so.
+        """
         if self.membership is None:
             return ()
-        members = map(self._seen, await self.membership.members(role or None))
-        return sorted(members, key=lambda member: (member.role, member.member_id))
+        try:
+            members = [self._seen(one) for one in await self.membership.members()]
+        except UnavailableError as error:
+            if not self._known:
+                raise
+            log.debug("members are listed as they last were: %s", error)
+            told, now = "etcd can't be asked: members as they last were", time.time()
+            members = [
+                replace(one, error=told, error_at=now) if one.role == "controller" else self._seen(one)
+                for one in self._known
+            ]
+        return sorted(
+            (member for member in members if role in ("", member.role)),
+            key=lambda member: (member.role, member.member_id),
+        )
 
     def _seen(self, member: Member) -> Member:
         one = self.vitals.of(member.member_id)

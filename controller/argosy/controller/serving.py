@@ -63,10 +63,12 @@ async def serve_control(
     address = {"address": reached_at, "run_id": control.view.run_id, "incarnation": incarnation}
     write_atomically(run_dir / ADDRESS_FILE, json.dumps(address).encode())
     watching = asyncio.create_task(control.stalls.run(control.notify), name="watch for stalls")
+    following = asyncio.create_task(control.follow_members(membership), name="follow members")
     try:
         yield reached_at
     finally:
         watching.cancel()
+        following.cancel()
         _remove(run_dir / ADDRESS_FILE, incarnation)
         await registration.close()
         await server.stop(grace_s=1.0)

@@ -112,6 +112,36 @@ async def test_a_stall_is_told_once_and_so_is_its_end(
     watching.cancel()
 
 
+class Away(MemoryMembership):
+    """A membership that can't be asked at times."""
+
+    is_away = False
+
+    async def members(self, role: str | None = None) -> tuple[Member, ...]:
+        if self.is_away:
+            raise UnavailableError("etcd at h:9 does not answer")
+        return await super().members(role)
+
+
+async def test_f6_while_membership_is_away_a_controller_lists_what_it_last_was() -> None:
+    control = RunControl("run", 3)
+    control.membership = membership = Away()
+    await membership.register(Member("rollout-0", "rollout", "h:1", "x"))
+    await membership.register(Member("controller-0", "controller", "h:2", "y"))
+    membership.is_away = True
+    with pytest.raises(UnavailableError, match="does not answer"):  # nothing is known yet
+        await control.list_members()
+    following = asyncio.create_task(control.follow_members(membership))
+    await asyncio.sleep(0)
+    ours, rollout = await control.list_members()
+    assert (ours.member_id, rollout.member_id, rollout.error) == ("controller-0", "rollout-0", "")
+    assert ours.error == "etcd can't be asked: members as they last were"
+    assert await control.list_members("rollout") == [rollout]
+    membership.is_away = False
+    assert [member.error for member in await control.list_members()] == ["", ""]
+    following.cancel()
+
+
 async def test_a_controller_lists_what_it_has_seen_of_members() -> None:
     control = RunControl("run", 3)
     control.membership = membership = MemoryMembership()

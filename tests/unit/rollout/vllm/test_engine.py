@@ -32,12 +32,16 @@ class Llm:
     errored = False
 
     def __init__(self) -> None:
-        self.engine_core = SimpleNamespace(outputs_queue=SimpleQueue[Any]())
+        self.engine_core = SimpleNamespace(
+            outputs_queue=SimpleQueue[Any](), pause_scheduler_async=self.pause_scheduler_async
+        )
         self.goes = True
         self.fails_at = ""
+        self.answers: dict[str, Any] = {"argosy_prepare": "", "argosy_advance": True}
+        self.calls: list[str] = []
         self.ended = 0
 
-    async def pause_generation(self, **options: Any) -> None:
+    async def pause_scheduler_async(self, **options: Any) -> None:
         self.goes = False
 
     async def resume_generation(self) -> None:
@@ -49,9 +53,11 @@ class Llm:
     async def reset_prefix_cache(self) -> None:
         pass
 
-    async def collective_rpc(self, method: str) -> None:
+    async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+        self.calls.append(method)
         if method == self.fails_at:
             raise RuntimeError("a worker fails")
+        return [self.answers[method]] if method in self.answers else [None]
 
     def shutdown(self) -> None:
         self.ended += 1

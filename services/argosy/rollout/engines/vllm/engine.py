@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from argosy.types.records import FinishReason, GenerateRequest
 if TYPE_CHECKING:
     from torch import Tensor
 
+_LOG = logging.getLogger(__name__)
 _WATCH_S = 0.25
 """Seconds between two looks at whether vLLM's processes live."""
 _TURNS = 16
@@ -68,6 +70,7 @@ class VllmEngine:
         self._on_cpu = True
         self._keyed_noise = True
         self._swapping = asyncio.Lock()
+        self._replacing = False
         self._paused = False
         self._asleep = 0
         self._closed = False
@@ -220,12 +223,12 @@ class VllmEngine:
         """See the Protocol."""
         self._check_alive()
         self._paused = False
-        if not self._swapping.locked():
-            await self._go_on()
+        await self._go_on()
 
     async def _hold(self) -> None:
         """Stop vLLM between two steps and take in every token that it has sampled."""
-        await self._llm.pause_generation(mode="keep", clear_cache=False)
+        # What `pause_generation` does, without its 20 ms of sleep.
+        await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
         # The answer came after the last tokens, over the same socket; these may still be on their way to the samples:
         # from the queue to vLLM's handler, from there to each sample's own queue, and from that to its task.
         quiet = 0
@@ -235,7 +238,7 @@ class VllmEngine:
 
     async def _go_on(self) -> None:
         """End a hold, unless something else wants it held."""
-        if not self._paused and not self._asleep and not self._llm.errored:
+        if not (self._paused or self._asleep or self._replacing or self._llm.errored):
             await self._llm.resume_generation()
 
     async def sleep(self, level: int) -> None:
@@ -283,7 +286,8 @@ class VllmEngine:
         return await receive_in_worker(self._llm, command, deadline_s)
 
     async def swap_weights(self, tensors: Mapping[str, Tensor], version: PolicyVersion) -> None:
-        """See the Protocol. Samples in flight are held meanwhile and compute their cache anew.
+        """See the Protocol. Samples in flight go on while the new weights are made ready, as far as that can be
+        done beside the old ones, are held for the rest, and compute their cache anew.
 
         UnavailableError if it takes longer than the options' swap_timeout_s: the engine has failed then.
         """
@@ -292,16 +296,37 @@ class VllmEngine:
             raise StateError("this engine has no current weights that some of them could be replaced in", state="stale")
         async with self._swapping:
             await self._weights.lay_out(tensors)
-            await self._replace(self._put_weights_in, version)
+            await self._replace(self._put_weights_in, version, self._prepare_weights)
+            await self._drop_replaced()
+
+    async def _prepare_weights(self) -> None:
+        await self._weights.prepare(self._llm, lambda: not self._paused and len(self._flights) > 0)
+
+    async def _drop_replaced(self) -> None:
+        """Samples go on already, and the new weights are served, whatever becomes of the old ones' memory."""
+        try:
+            async with asyncio.timeout(self._options.swap_timeout_s):
+                await self._weights.drop(self._llm)
+        except Exception as error:  # noqa: BLE001 - of vLLM or its workers, and nothing depends on it
+            _LOG.warning("vLLM's workers have not freed the weights that were replaced: %s", error)
 
     async def _put_weights_in(self) -> None:
         await self._weights.put_in(self._llm)
 
-    async def _replace(self, put_in: Callable[[], Awaitable[None]], version: PolicyVersion) -> None:
-        """Hold the samples, change what they are sampled by, and serve it as a version; stale if that fails."""
+    async def _replace(
+        self,
+        put_in: Callable[[], Awaitable[None]],
+        version: PolicyVersion,
+        prepare: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Prepare, hold the samples, change what they are sampled by, and serve it as a version; stale if that
+        fails."""
         limit = asyncio.timeout(self._options.swap_timeout_s)
         try:
             async with limit:
+                if prepare is not None:
+                    await prepare()
+                self._replacing = True
                 await self._hold()
                 self._flights.version = None
                 await put_in()
@@ -314,6 +339,7 @@ class VllmEngine:
             await self._end(None, FinishReason.FAILED, f"new weights could not be put in: {error}")
             raise InternalError(f"vLLM could not take version {version.short}: {error}") from error
         finally:
+            self._replacing = False
             if not self._failed.done():
                 await self._go_on()
 

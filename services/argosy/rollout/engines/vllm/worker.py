@@ -3,7 +3,8 @@
 It follows vLLM's own protocol for reinforcement learning: start_weight_update, update_weights, finish_weight_update on
 a `WeightTransferEngine`. Ours takes the tensors from a segment of shared memory (`segment.py`), by their Hugging Face
 names; the model's own `load_weights` fuses and shards them as at start. A collective transfer comes before that:
-`init_weight_transfer_engine` has the first worker join its group and fill such memory, in a thread.
+`init_weight_transfer_engine` has the first worker join its group and fill such memory, in a thread. Where a second copy
+of the weights can be made (`shadow.py`), it is, and only changes places with the first while nothing runs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from argosy.rollout.engines.vllm.noise import KeyedSampling
+from argosy.rollout.engines.vllm.shadow import Shadow, UnfitError
 from argosy.weightsync.collective.receiving import Receipts
 from argosy.weightsync.transports.collective import own_device
 
@@ -141,7 +143,10 @@ class WorkerExtension:
     """Methods that vLLM adds to its worker, for `collective_rpc`. Their names must not be any of the worker's own."""
 
     model_runner: Any
+    vllm_config: Any
     weight_transfer_engine: Any
+    _argosy_shadow: Shadow | str | None = None
+    """None: not made yet. A text: why there can't be one."""
     _argosy_sizes: list[tuple[torch.UntypedStorage, int]] = []  # noqa: RUF012 - vLLM makes no instance of this class
 
     def argosy_key_noise(self) -> bool:
@@ -160,6 +165,39 @@ class WorkerExtension:
     def argosy_forget_update(self) -> None:
         """Let a new update start where the last one was broken off."""
         self._weight_update_active = False
+
+    def argosy_prepare(self, update_info: dict[str, Any]) -> str:
+        """Start to make new weights ready beside those in use; "", or why that can't be."""
+        try:
+            if self._argosy_shadow is None:
+                self._argosy_shadow = Shadow(self.model_runner.get_model(), self.vllm_config)
+            if isinstance(self._argosy_shadow, str):
+                return self._argosy_shadow
+            self._argosy_shadow.begin(_read(SegmentUpdate(**update_info)))
+        except UnfitError as error:
+            if self._argosy_shadow is None:
+                self._argosy_shadow = str(error)
+            return str(error)
+        return ""
+
+    def argosy_advance(self, seconds: float) -> bool:
+        """Go on with that for a while; whether all is ready."""
+        return self._argosy_made().advance(seconds)
+
+    def argosy_swap_in(self) -> None:
+        """Put what is ready in use. Nothing may run."""
+        self._argosy_made().swap_in()
+        self.model_runner.reset_lora_state()
+
+    def argosy_drop_replaced(self) -> None:
+        """Give back the memory of all weights that are not in use."""
+        if isinstance(self._argosy_shadow, Shadow):
+            self._argosy_shadow.drop()
+
+    def _argosy_made(self) -> Shadow:
+        if not isinstance(self._argosy_shadow, Shadow):
+            raise TypeError("no new weights are being made ready")
+        return self._argosy_shadow
 
     def argosy_release_cache(self) -> None:
         """Free the memory of keys and values (CPUs, where vLLM has no sleep). Nothing may run until it is back."""
