@@ -7,17 +7,20 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from argosy.cli.main import main
 from argosy.controller.ledger.entry import staleness_of
 from chaos.test_run_ends import END_BOUND_S, ended, processes_of, start_and_wait, wait_until
+from support.freezing import freeze
 from support.joining import Joiner, members, trained, within
 from support.toy import ToyJob, make_toy_job
 
 pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("chaos")]
 
+FAULTY = Path(__file__).parent.parent / "integration" / "launcher_programs" / "faulty_rollout.py"
 LIVE = (
     "argosy.deterministic=false", "argosy.restart.limit=0", "argosy.membership.lease_ttl_s=4",
     "data.max_response_length=24", "argosy.export_hf=false", "trainer.save_freq=50",
@@ -90,6 +93,62 @@ def test_d11_server_joins_a_live_run_drains_is_born_again_and_dies(job: ToyJob, 
     assert last["rollout/joined_servers"] == 2
     assert last["rollout/drained_servers"] == 1
     assert last["rollout/lost_servers"] == 1
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("actor_rollout_ref.model.lora_rank=4",), ("argosy.weight_sync.transport=disk",),
+        ("argosy.weight_sync.transport=collective",), ("argosy.weight_sync.transport=shared_memory",),
+        ("argosy.weight_sync.delta=xor",),
+    ],
+    ids=lambda overrides: overrides[0].rpartition(".")[2],
+)  # fmt: skip
+def test_d11_a_server_joins_whatever_way_weights_take(job: ToyJob, overrides: tuple[str, ...]) -> None:
+    run = "join-" + overrides[0].rpartition("=")[2]
+    folder = job.folder / run
+    with live(job, run, "argosy.max_staleness=1", *overrides) as process:
+        joiner = Joiner(folder, "rollout")
+        assert joiner.wait("ready").version is not None
+        within(lambda: trained(folder, "rollout-1"), "a trained sample of the newcomer")
+        synced = time.time()  # and it goes on with the others: full syncs, adapters and differences on top of its own
+        goes_on(job, run, process)
+        within(lambda: trained(folder, "rollout-1", after=synced), "a trained sample of later weights")
+        joiner.kill()
+    rows = trained(folder)
+    assert max(age for row in rows if (age := staleness_of(row)) is not None) <= 1, "none of old weights"
+    assert job.metrics(run)[-1].get("rollout/failed_catch_ups", 0) == 0
+
+
+def test_f10_a_server_that_stands_still_or_is_frozen_is_out_of_use_until_it_moves(job: ToyJob) -> None:
+    """Health still answers for one whose engine stands still; a process that is stopped loses its lease."""
+    run = "still"
+    folder = job.folder / run
+    with live(job, run, "argosy.max_staleness=1", "argosy.rollout.stall_timeout_s=1") as process:
+        joiner = Joiner(folder, "rollout", "--member", "rollout-1", "--port", "0", program=FAULTY)
+        try:
+            joiner.wait("ready")
+            within(lambda: trained(folder, "rollout-1"), "a trained sample of it")
+            joiner.process.send_signal(signal.SIGUSR1)  # its engine stands still for 3 s
+            joiner.wait("quarantined")
+            assert main(["members", "--run", str(folder), "--role", "rollout"]) == 0
+            goes_on(job, run, process)
+            joiner.wait("ready")
+            moved = time.time()
+            within(lambda: trained(folder, "rollout-1", after=moved), "a trained sample after it moved")
+
+            freeze(joiner.process.pid)
+            within(lambda: len(members(folder, "rollout")) == 1, "its lease to end")
+            goes_on(job, run, process)
+            thawed = time.time()
+            joiner.process.send_signal(signal.SIGCONT)
+            assert joiner.wait("ready").member_id == "rollout-1"
+            within(lambda: trained(folder, "rollout-1", after=thawed), "a trained sample after it was thawed")
+        finally:
+            joiner.kill()
+    rows = trained(folder)
+    assert max(age for row in rows if (age := staleness_of(row)) is not None) <= 1, "none of old weights"
 
 
 def test_killed_child_costs_no_sample_and_little_time(job: ToyJob) -> None:

@@ -239,7 +239,8 @@ async def test_d11_a_peer_that_dies_half_way_and_the_trainer_as_the_last_source(
     await fleet.join("c")
 
     async def die() -> None:
-        await asyncio.gather(*(fleet.servers[name].server.stop(None) for name in ("a", "b")))
+        # Shielded: it ends the very call that it is in, and a stop that is cancelled half-way can't be done again.
+        await asyncio.shield(asyncio.gather(*(fleet.servers[name].server.stop(None) for name in ("a", "b"))))
 
     fleet.sources["a"].stop = die
     await catch_up(fleet.ctx, fleet.stage, "c")

@@ -35,12 +35,15 @@ def within(condition: Callable[[], Result | None], what: str, timeout_s: float =
 class Joiner:
     """`argosy serve ROLE --run FOLDER`, as a user types it."""
 
-    def __init__(self, run_dir: Path, role: str, *options: str) -> None:
+    def __init__(self, run_dir: Path, role: str, *options: str, program: Path | None = None) -> None:
+        """`program`: A service of the test's own, which reads the run's configuration, in place of the command."""
         self.run_dir = run_dir
         self.role = role
         self.started = time.time()
         self.log = run_dir.parent / f"joiner-{role}-{time.monotonic_ns()}.log"
         command = [sys.executable, "-m", "argosy.cli.main", "serve", role, "--run", str(run_dir), *options]
+        if program is not None:
+            command = [sys.executable, str(program), "--config", str(run_dir / "services.yaml"), *options]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
