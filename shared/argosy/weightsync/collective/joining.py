@@ -13,7 +13,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -60,9 +60,12 @@ def refuse(store: Any, group: str, why: str) -> None:
     store.set(f"{group}/backend", f"{_REFUSED}{why}")
 
 
-def decided_backend(store: Any, group: str, end: float) -> str:
-    """What the sender decided. RuntimeError if it refused, or has not decided by `end` (time.monotonic)."""
-    told = _read(store, f"{group}/backend", end).decode()
+def decided_backend(store: Any, group: str, end: float, check_wanted: Callable[[], None] = lambda: None) -> str:
+    """What the sender decided; `check_wanted` raises when nobody waits for it any more.
+
+    RuntimeError if the sender refused, or has not decided by `end` (time.monotonic).
+    """
+    told = _read(store, f"{group}/backend", end, check_wanted).decode()
     if told.startswith(_REFUSED):
         raise RuntimeError(told.removeprefix(_REFUSED))
     return told
@@ -113,10 +116,11 @@ def identity(gpu: str) -> str:
     return str(torch.cuda.get_device_properties(gpu).uuid) if gpu else ""
 
 
-def _read(store: Any, key: str, end: float) -> bytes:
+def _read(store: Any, key: str, end: float, check_wanted: Callable[[], None] = lambda: None) -> bytes:
     """Looks again and again: a read that waits would hold up all other threads that use the store."""
     begun = time.monotonic()
     while not store.check([key]):
+        check_wanted()
         now = time.monotonic()
         if now > end:
             raise RuntimeError(f"the other end of {key!r} has not come in time")

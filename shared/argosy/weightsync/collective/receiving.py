@@ -6,6 +6,7 @@ bytes come where they are needed, and NCCL uses the engine's own GPU.
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 from argosy.weightsync.memory import KeptMapping
 from argosy.weightsync.tensors import ByteArray
+from argosy.weightsync.threads import start_thread
 
 _CHECK_THREADS = 1
 """More would take the cores from the transfer itself, and bring it about no sooner."""
@@ -51,8 +53,7 @@ def receive_into(view: ByteArray, command: Mapping[str, Any], stop: threading.Ev
     address = own_address(endpoint, seconds_left(end))
     gpu = joining.gpu_of(command["device"])
     joining.announce(store, name, rank, joining.Joined(address, command["backend"], joining.identity(gpu)))
-    backend = joining.decided_backend(store, name, end)
-    check_wanted()
+    backend = joining.decided_backend(store, name, end, check_wanted)
     lanes = make_lanes(backend, store, name, rank, command["size"], address, seconds_left(end))
     places = [place for start, stop_at in command["spans"] for place in places_of("", start, stop_at)]
     arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -89,7 +90,7 @@ def receive_into(view: ByteArray, command: Mapping[str, Any], stop: threading.Ev
 
 def leave(groups: list[Any]) -> None:
     """Give up the only references to groups: in a thread, since the end of gloo's own threads takes 10 to 20 ms."""
-    threading.Thread(target=groups.clear, name="weights-leave", daemon=True).start()
+    start_thread(groups.clear, "weights-leave")
 
 
 def seconds_left(end: float) -> float:
@@ -120,9 +121,8 @@ class Receipts:
         self.give_up()
         self._stop = threading.Event()
         self._number += 1
-        threading.Thread(
-            target=self._run, args=(self._number, dict(command), self._stop), name="weights-receive", daemon=True
-        ).start()
+        run = functools.partial(self._run, self._number, dict(command), self._stop)
+        start_thread(run, "weights-receive", self._stop.set)
 
     def give_up(self) -> None:
         """Receive no more, and keep no memory mapped."""

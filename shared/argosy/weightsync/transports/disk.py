@@ -19,6 +19,7 @@ from argosy.types.records import TransferOffer, WeightsManifest
 from argosy.weightsync.chain_reader import read_version
 from argosy.weightsync.chain_writer import publish
 from argosy.weightsync.staging import Staging
+from argosy.weightsync.threads import start_thread
 from argosy.weightsync.transports.base import PlainTransfer, SendOptions, TransferPlan, delta_metrics
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ async def _within(
     in the event loop when it is over, be it long after the deadline."""
     stop = Stop()
     try:
-        running = _in_thread(lambda: work(stop))
+        running = _in_thread(lambda: work(stop), stop.event.set)
     except BaseException:
         ended()
         raise
@@ -129,8 +130,9 @@ async def _within(
 _left_behind: set[asyncio.Future[Any]] = set()
 
 
-def _in_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
-    """In a thread of its own: hung ones would use up the event loop's, and hold up the end of the process."""
+def _in_thread(work: Callable[[], Result], stop: Callable[[], None]) -> asyncio.Future[Result]:
+    """In a thread of its own: hung ones would use up the event loop's, and hold up the end of the process. `stop` is
+    called to have it end, if the interpreter does."""
     hung = sum(not one.done() and not one.get_loop().is_closed() for one in _left_behind)
     if hung >= MAX_LEFT_BEHIND:
         raise StorageError(
@@ -152,5 +154,5 @@ def _in_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
         with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits any more
             loop.call_soon_threadsafe(tell, result, failure)
 
-    threading.Thread(target=run, name="weights-disk", daemon=True).start()
+    start_thread(run, "weights-disk", stop)
     return future
