@@ -2,8 +2,9 @@
 
     generate() ─ Batch ─┐                      ┌─ runs, finished, refused
     generate() ─ Batch ─┼─► GenerateStream ◄──►│  the server
-    generate() ─ Batch ─┘   (one writer task,  └─
-                             one reader task)
+    generate() ─ Batch ─┘   (one iterator that └─
+                             gRPC reads, one
+                             reader task)
 
 A Batch gathers the token runs of its samples as they come, so that it has a partial answer for each of them when the
 server dies. Memory is bounded by the samples that the callers themselves have in flight.
@@ -12,10 +13,9 @@ server dies. Memory is bounded by the samples that the callers themselves have i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any, Self
 
 import grpc
 
@@ -128,14 +128,15 @@ class GenerateStream:
 
     def __init__(
         self,
-        call: grpc.aio.StreamStreamCall[pb.GenerateRequest, pb.GenerateResponse],
+        open_call: Callable[
+            [AsyncIterator[pb.GenerateRequest]], grpc.aio.StreamStreamCall[pb.GenerateRequest, pb.GenerateResponse]
+        ],
         peer: str,
         on_end: Callable[[GenerateStream], None],
         leader: Leader = NO_LEADER,
     ) -> None:
         """`on_end` is told when the reader has ended; until then somebody must hold on to the stream. `leader` is who
         asks: the server refuses what comes after it has heard of a higher term."""
-        self._call = call
         self._peer = peer
         self._owners: dict[str, Batch] = {}
         self._leaving: set[str] = set()
@@ -151,7 +152,9 @@ class GenerateStream:
         """No batch may join any more; one that was on its way when it became idle is still sent."""
         self._broken = False
         """Nothing comes any more: every batch has its error."""
-        self._writer = asyncio.create_task(self._write())
+        # Not by the call's `write`: with interceptors, as tracing has, gRPC makes an iterator of its own of what is
+        # written, which waits for ever once the call has broken.
+        self._call = open_call(_Requests(self._next_request))
         self._reader = asyncio.create_task(self._read())
         self._reader.add_done_callback(lambda _: on_end(self))
 
@@ -201,21 +204,18 @@ class GenerateStream:
         self._outbox.append(message)
         self._wake.set()
 
-    async def _write(self) -> None:
-        # Alone in a task: a cancelled `write` ends the whole call, and a caller may be cancelled at any time.
-        # A write fails only when the call has ended: the reader has the status then, and tells the batches.
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                while self._outbox:
-                    message = self._outbox.popleft()
-                    await self._call.write(message)
-                    if message.HasField("add"):
-                        self._room.release()
-                if self.ended:
-                    await self._call.done_writing()
-                    return
+    async def _next_request(self, last: pb.GenerateRequest | None) -> pb.GenerateRequest | None:
+        """What is to be sent next, once `last` is; None at the end."""
+        if last is not None and last.HasField("add"):
+            self._room.release()
+        while not self._broken:
+            if self._outbox:
+                return self._outbox.popleft()
+            if self.ended:
+                return None
+            self._wake.clear()
+            await self._wake.wait()
+        return None
 
     async def _read(self) -> None:
         error: ArgosyError = UnavailableError(f"{self._peer} ended the Generate stream with samples in flight")
@@ -233,8 +233,8 @@ class GenerateStream:
         finally:
             self.ended = self._broken = True
             self._changed.set()
+            self._wake.set()  # nothing more is sent
             self._call.cancel()  # nothing happens if it has ended
-            self._writer.cancel()
             self._room.release()  # nobody writes any more: who waits for room goes on, one after the other
             owners, self._owners = set(self._owners.values()), {}
             for batch in owners:
@@ -277,6 +277,23 @@ class GenerateStream:
             self._owners[key].waiting[key].refused = True
         for batch in {self._owners.pop(key) for key in keys & self._owners.keys()}:
             batch.events.put_nowait(refusal_from_pb(refused, self._peer))
+
+
+class _Requests:
+    """What gRPC reads. No generator: one that is left half-way is closed at a time of the garbage collector's."""
+
+    def __init__(self, following: Callable[[pb.GenerateRequest | None], Awaitable[pb.GenerateRequest | None]]) -> None:
+        self._following = following
+        self._last: pb.GenerateRequest | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> pb.GenerateRequest:
+        self._last = await self._following(self._last)
+        if self._last is None:
+            raise StopAsyncIteration
+        return self._last
 
 
 def _groups(samples: Iterable[pb.SampleRequest]) -> Iterator[list[pb.SampleRequest]]:

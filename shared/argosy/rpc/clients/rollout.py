@@ -102,7 +102,7 @@ class RolloutClient:
 
     def _open_stream(self) -> GenerateStream:
         if self._stream is None or self._stream.ended:
-            self._stream = GenerateStream(self._stub.Generate(), self._caller.what, self._streams.discard, self._leader)
+            self._stream = GenerateStream(self._stub.Generate, self._caller.what, self._streams.discard, self._leader)
             self._streams.add(self._stream)
         return self._stream
 
