@@ -14,6 +14,8 @@ from collections.abc import Iterable
 _POLYNOMIAL = 0xEDB88320
 """zlib's, bit-reversed: the coefficient of x^0 is bit 31."""
 _ONE = 1 << 31
+_USES = 16
+"""So often a size is multiplied by bit by bit; tables that do it ten times as fast cost as much as that."""
 _HAS_ISAL = importlib.util.find_spec("isal") is not None
 """Absent on platforms without a wheel: zlib then gives the same values, slower."""
 
@@ -40,16 +42,44 @@ def _multiply(a: int, b: int) -> int:
     return product
 
 
-@functools.lru_cache(maxsize=1024)
-def _power(byte_count: int) -> int:
-    """x^(8 · byte_count) modulo the polynomial: what appending that many bytes multiplies a crc by."""
-    result, factor, exponent = _ONE, _ONE >> 8, byte_count
-    while exponent:
-        if exponent & 1:
-            result = _multiply(factor, result)
-        factor = _multiply(factor, factor)
-        exponent >>= 1
-    return result
+class _Shift:
+    """What appending a number of bytes does to a crc: multiplying it by x^(8 · count) modulo the polynomial."""
+
+    __slots__ = ("_left", "_power", "_tables")
+
+    def __init__(self, byte_count: int) -> None:
+        result, factor, exponent = _ONE, _ONE >> 8, byte_count
+        while exponent:
+            if exponent & 1:
+                result = _multiply(factor, result)
+            factor = _multiply(factor, factor)
+            exponent >>= 1
+        self._power = result
+        self._tables: list[list[int]] = []
+        """The products of each value of the crc's bytes, the lowest first."""
+        self._left = _USES
+
+    def __call__(self, crc: int) -> int:
+        if not self._tables:
+            self._left -= 1
+            if self._left >= 0:
+                return _multiply(self._power, crc)
+            self._tables = self._make_tables()
+        first, second, third, fourth = self._tables
+        return first[crc & 255] ^ second[crc >> 8 & 255] ^ third[crc >> 16 & 255] ^ fourth[crc >> 24]
+
+    def _make_tables(self) -> list[list[int]]:
+        tables = []
+        for byte in range(4):
+            table = [0]
+            for bit in range(8):
+                image = _multiply(self._power, 1 << 8 * byte + bit)
+                table += [value ^ image for value in table]
+            tables.append(table)
+        return tables
+
+
+_shift = functools.lru_cache(maxsize=1024)(_Shift)
 
 
 def combine(parts: Iterable[tuple[int, int]]) -> int:
@@ -61,7 +91,7 @@ def combine(parts: Iterable[tuple[int, int]]) -> int:
     """
     total = 0
     for checksum, byte_count in parts:
-        total = (_multiply(_power(byte_count), total) if total else 0) ^ checksum
+        total = (_shift(byte_count)(total) if total else 0) ^ checksum
     return total
 
 

@@ -30,6 +30,8 @@ class _Received:
         self._checksum: int | None = None
 
     def overlaps(self, start: int, stop: int) -> bool:
+        if not self.starts or start >= self.starts[-1] + self.parts[self.starts[-1]].size:
+            return False  # the usual case: they come in order
         index = bisect.bisect_right(self.starts, start)
         if index and self.starts[index - 1] + self.parts[self.starts[index - 1]].size > start:
             return True

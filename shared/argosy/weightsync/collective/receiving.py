@@ -55,11 +55,11 @@ def receive_into(view: ByteArray, command: Mapping[str, Any], stop: threading.Ev
     joining.announce(store, name, rank, joining.Joined(address, command["backend"], joining.identity(gpu)))
     backend = joining.decided_backend(store, name, end, check_wanted)
     lanes = make_lanes(backend, store, name, rank, command["size"], address, seconds_left(end))
-    places = [place for start, stop_at in command["spans"] for place in places_of("", start, stop_at)]
     arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
     found: list[int] = []
 
     def check() -> None:
+        places = [place for start, stop_at in command["spans"] for place in places_of("", start, stop_at)]
         done = 0
         while done < len(places):
             here = arrived.get()

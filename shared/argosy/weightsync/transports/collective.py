@@ -149,8 +149,14 @@ async def receive(
 
 async def receive_by(call: Call, offer: TransferOffer, staging: Staging, deadline_s: float) -> None:
     """As `receive`, by whoever carries the command out: a process of an engine, say. Raises what `call` does."""
-    answer = await call(receive_command(offer, staging, deadline_s), deadline_s)
-    staging.accept(staging.buffer.places(), answer["checksums"])
+    calling = asyncio.ensure_future(call(receive_command(offer, staging, deadline_s), deadline_s))
+    try:
+        await asyncio.sleep(0)  # it is on its way now
+        places = staging.buffer.places()
+        answer = await calling
+    finally:
+        calling.cancel()
+    staging.accept(places, answer["checksums"])
 
 
 def receive_command(offer: TransferOffer, staging: Staging, deadline_s: float) -> dict[str, Any]:
