@@ -22,8 +22,10 @@ from argosy.modeling.tiny import save_tiny_model
 from argosy.rollout.core import HfRollout, HfRolloutOptions
 from argosy.rollout.engines.base import Engine
 from argosy.rollout.engines.events import Event
+from argosy.rollout.engines.vllm import weights as weights_module
 from argosy.rollout.engines.vllm.engine import VllmEngine
 from argosy.rollout.engines.vllm.options import VllmOptions
+from argosy.rollout.engines.vllm.weights import WorkerWeights
 from argosy.text.tokenizer import load_tokenizer
 from argosy.types.errors import InternalError, InvalidInputError, NotFoundError, StateError, UnavailableError
 from argosy.types.ids import PolicyVersion, SampleId
@@ -161,15 +163,21 @@ async def test_a_partial_answer_goes_on_as_if_it_had_never_stopped(engine: VllmE
     assert (ended.token_ids, ended.finish_reason) == (part.token_ids, FinishReason.LENGTH)
 
 
+@pytest.mark.parametrize("beside", [True, False])
 async def test_d1_d2_after_an_update_tied_head_and_prefix_cache_are_of_the_new_weights(
-    engine: VllmEngine, folder: Path
+    engine: VllmEngine, folder: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
 ) -> None:
+    """Also where there is no memory for a second copy of the weights."""
+
+    async def nothing(*args: object) -> None: ...
+
+    monkeypatch.setattr(WorkerWeights, "_load_in_place" if beside else "prepare", nothing)
     prompt = "a prompt that fills more than one block of the cache " * 4
     params = replace(PARAMS, temperature=0.7, top_k=20)
     await ask(engine, [request_of(0, params, prompt)])
     (cached,) = await ask(engine, [request_of(1, params, prompt)])
     assert cached.cached_prompt_tokens >= 128
-    weights = other_weights(folder, 1)
+    weights = other_weights(folder, 1 if beside else 8)
     await engine.swap_weights(weights.sent, weights.version)
     fresh, *_ = await ask(engine, [request_of(1, params, prompt)])
     assert fresh.cached_prompt_tokens == 0
@@ -197,6 +205,31 @@ async def test_a_sample_in_flight_goes_on_under_the_new_weights_and_says_from_wh
     before = old.log_probs(request.prompt_ids, answer.token_ids)[:at]
     after = new.log_probs(request.prompt_ids, answer.token_ids)[at:]
     assert torch.tensor(answer.log_probs).sub(torch.cat([before, after])).abs().max() < 1e-4
+
+
+async def test_samples_go_on_while_new_weights_are_made_ready(
+    engine: VllmEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the pieces of that, of which a larger model has more than the two layers here."""
+    monkeypatch.setattr(weights_module, "_TURN_S", (0.0, 0.0))
+    weights, versions, counts = other_weights(folder, 9), [], []
+    swap_in = WorkerWeights.put_in
+
+    async def noted(self: WorkerWeights, llm: Any) -> None:
+        counts.append(engine.counts().generated_token_count)
+        await swap_in(self, llm)
+
+    monkeypatch.setattr(WorkerWeights, "put_in", noted)
+    asked = Asked()
+    await engine.submit([request_of(k, replace(PARAMS, max_tokens=300)) for k in range(2)], asked.deliver, 1)
+    await asked.next_run()
+    counts.append(engine.counts().generated_token_count)
+    before = engine.version
+    await engine.swap_weights(weights.sent, weights.version)
+    for answer in await asked.answers(2):
+        versions.append([run.version for run in answer.versions])
+    assert versions == [[before, weights.version]] * 2
+    assert counts[1] >= counts[0] + 6, "not even three steps"
 
 
 async def test_d10_an_update_that_fails_half_way_leaves_it_stale_until_a_whole_one_comes(

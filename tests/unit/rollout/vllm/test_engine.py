@@ -37,7 +37,8 @@ class Llm:
         )
         self.goes = True
         self.fails_at = ""
-        self.answers: dict[str, Any] = {"argosy_prepare": "", "argosy_advance": True}
+        self.unfit = ""
+        self.turns = iter([True])
         self.calls: list[str] = []
         self.ended = 0
 
@@ -50,14 +51,16 @@ class Llm:
     async def update_weight_version(self, name: str) -> None:
         pass
 
-    async def reset_prefix_cache(self) -> None:
+    async def reset_prefix_cache(self, **options: Any) -> None:
         pass
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
         self.calls.append(method)
         if method == self.fails_at:
             raise RuntimeError("a worker fails")
-        return [self.answers[method]] if method in self.answers else [None]
+        if method == "argosy_advance":
+            return [next(self.turns)]
+        return [self.unfit if method == "argosy_prepare" else None]
 
     def shutdown(self) -> None:
         self.ended += 1
@@ -137,4 +140,37 @@ async def test_a_swap_that_hangs_ends_the_engine(make: Make, monkeypatch: pytest
     assert engine.version is None
     with pytest.raises(UnavailableError, match="has failed"):
         await engine.submit([], lambda event: None, 0)
+    await engine.close()
+
+
+async def prepared(llm: Llm, weights: WorkerWeights) -> list[str]:
+    """What the workers are told, in order, for an update."""
+    llm.calls.clear()
+    await weights.prepare(llm, lambda: True)
+    await weights.put_in(llm)
+    return llm.calls
+
+
+async def test_weights_are_made_ready_in_turns_and_then_change_places(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, llm = make()
+    await engine.start()
+    loaded: list[object] = []
+
+    async def in_place(self: WorkerWeights, llm: object) -> None:
+        loaded.append(llm)
+
+    monkeypatch.setattr(WorkerWeights, "_load_in_place", in_place)
+    weights = engine._weights
+    await weights.lay_out({name: torch.zeros(tuple(shape.shape)) for name, shape in engine.facts.shapes.items()})
+    llm.turns = iter([False, False, True])
+    assert await prepared(llm, weights) == ["argosy_prepare", *["argosy_advance"] * 3, "argosy_swap_in"]
+    assert not loaded
+    llm.unfit = "too little memory"
+    assert await prepared(llm, weights) == ["argosy_prepare", "argosy_drop_replaced"]
+    assert len(loaded) == 1
+    llm.unfit, llm.fails_at, llm.turns = "", "argosy_advance", iter([True])
+    assert await prepared(llm, weights) == ["argosy_prepare", "argosy_advance", "argosy_drop_replaced"]
+    assert len(loaded) == 2
     await engine.close()
