@@ -8,7 +8,9 @@ receive at the same time. A time is of the slowest receiver, from the offer to t
 
 "first" is a run's first sync: memory that was never touched, nothing mapped, no process of the collective started yet.
 "later" is any other one, into memory that is kept: the best of --repeat. memcpy is each receiver copying as many bytes
-by itself at the same time, in one thread; raw gloo a bare loop of broadcasts over one group for each pair, unchecked.
+by itself at the same time, in one thread; raw gloo a bare loop of broadcasts over one group for each pair, unchecked;
+checksums each receiver checking as many bytes that lie there already: what a collective adds to raw gloo's work. On
+cores which raw gloo keeps busy it can't be faster than both one after the other: that bound is printed.
 All of a row are measured in turn, round after round, since what the host leaves to a machine changes by the minute.
 """
 
@@ -38,6 +40,7 @@ from argosy.rpc.server import RpcServer
 from argosy.types.records import Mutation
 from argosy.weightsync import Snapshot, Staging
 from argosy.weightsync.collective.groups import buckets, join_store, make_group, serve_store
+from argosy.weightsync.copying import checksums
 from argosy.weightsync.transfers import Transfers
 from argosy.weightsync.transports import SendOptions, load_transport, release
 
@@ -46,6 +49,8 @@ HIDDEN = 576
 DEADLINE_S = 600.0
 BUCKET = 64 << 20
 TRANSPORTS = ("shared_memory", "collective", "stream", "disk")
+ALONE = ("memcpy", "checksums")
+"""What receivers do without the sender."""
 BESIDE = {"shared_memory": "memcpy", "collective": "raw gloo", "stream": "memcpy", "disk": "memcpy"}
 """What a transport is held against."""
 
@@ -137,11 +142,14 @@ def take(address: str, index: int, backend: str, pipe: Connection) -> None:
         manifest = await source.get_manifest()
         staging = Staging(manifest)
         plain = np.zeros(staging.buffer.memory.size, np.uint8), np.ones(staging.buffer.memory.size, np.uint8)
+        places = staging.buffer.places()
         pipe.send("ready")
         while (command := await asyncio.to_thread(pipe.recv)) is not None:
             begun = time.perf_counter()
             if command == "memcpy":
                 np.copyto(*plain)
+            elif command == "checksums":
+                checksums(plain[0], places, threads=1)
             elif command == "forget":
                 staging = Staging(manifest)
                 await asyncio.to_thread(release)
@@ -182,8 +190,8 @@ class Fleet:
     def _once(self, name: str, count: int) -> float:
         receivers = self._receivers[:count]
         self._number += 1
-        commands: list[Any] = ["memcpy"] * count
-        if name != "memcpy":
+        commands: list[Any] = [name] * count
+        if name not in ALONE:
             self._sender.send((name, count, self._number))
             answer = self._sender.recv() if name != "forget" else name
             commands = list(answer) if name in TRANSPORTS else [answer] * count
@@ -192,7 +200,7 @@ class Fleet:
         slowest = max(receiver.recv() for receiver in receivers)
         if name in TRANSPORTS:
             self._sender.send("close")
-        if name != "memcpy":
+        if name not in ALONE:
             self._sender.recv()
         return float(slowest)
 
@@ -229,7 +237,7 @@ def measure(
     with fleet(size_mb, max(counts), backend) as (made, size_gb, freeze_s):
         print(f"{size_gb * 1000:.0f} MB; freeze (copy, compare, checksums) {size_gb / freeze_s:.2f} GB/s", flush=True)
         for count in counts:
-            times = made.time(("memcpy", "raw gloo", *names), count, repeat)
+            times = made.time((*ALONE, "raw gloo", *names), count, repeat)
             for name, (first, later) in times.items():
                 row = {"mb": size_mb, "receivers": count, "transport": name, "gb_per_s": size_gb / later}
                 row["first_s"] = first
@@ -240,6 +248,9 @@ def measure(
                 ratio = f"  {row['ratio']:5.2f} × {beside}" if beside else ""
                 told = f"{later:7.3f} s  {row['gb_per_s']:6.2f} GB/s each{ratio}"
                 print(f"  {count} × {name:14} first {first:7.3f} s; later {told}", flush=True)
+            if "collective" in names:
+                gloo, checking = times["raw gloo"][1], times["checksums"][1]
+                print(f"  {count} × raw gloo and then checksums would be {gloo / (gloo + checking):5.2f} × raw gloo")
     return rows
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "weightsync.py"
 QUICK = ["--size-mb", "2", "--receivers", "1", "--repeat", "1", "--transports", "shared_memory", "stream", "--json"]
-BESIDE = {"memcpy": None, "raw gloo": None, "shared_memory": "memcpy", "stream": "memcpy"}
+BESIDE = {"memcpy": None, "checksums": None, "raw gloo": None, "shared_memory": "memcpy", "stream": "memcpy"}
 
 
 def test_first_and_later_syncs_of_each_way_are_told() -> None:
