@@ -68,7 +68,7 @@ def test_f6_training_goes_on_while_etcd_is_away(
         goes_on(job, run, process)
         joiner.kill()
     log = (folder / "logs" / "rollout-0.log").read_text()
-    assert log.count("goes on with what it knows") <= 1, log
+    assert log.count("goes on with what it knows") <= 2, log  # at 2 s and at 20 s
     lines = [line for line in log.splitlines() if "etcd" in line]
     assert len(lines) < 20, f"an outage fills no log: {lines}"
     assert job.metrics(run)[-1].get("rollout/lost_servers", 0) <= 1, "only the one that was killed at the end"

@@ -13,6 +13,8 @@ from argosy.types.errors import UnavailableError
 
 _LOG = logging.getLogger(__name__)
 _RETRY_PAUSE_S = 0.5
+_TELL_FACTOR = 10
+"""An outage is told once it is longer than the lease, and again whenever it has become so many times longer."""
 
 
 class LeaseKeeper:
@@ -37,6 +39,8 @@ class LeaseKeeper:
         self._client = client
         self._ttl_s = client.options.lease_ttl_s
         self._lease: int | None = lease
+        self._granted: int | None = None
+        """A new lease while what hung on the lost one isn't known to be claimed for it."""
         self._name = name
         self._reclaim = reclaim
         self._refresh = refresh
@@ -46,7 +50,8 @@ class LeaseKeeper:
         self._writing = threading.Lock()
         self._stop = threading.Event()
         self._renewed_at = time.monotonic()
-        self._told = self._told_late = False
+        self._tell_after_s = float(self._ttl_s)
+        self._told_late = False
         self._lost_at: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"etcd-lease {name}", daemon=True)
         self._thread.start()
@@ -71,11 +76,10 @@ class LeaseKeeper:
         self._stop.set()
         self._wake.set()
         self._thread.join(timeout_s)
-        lease = self._lease
-        if lease is None:
-            return
         try:
-            self._client.revoke(lease)
+            for lease in (self._lease, self._granted):
+                if lease is not None:
+                    self._client.revoke(lease)
         except UnavailableError as error:
             _LOG.info("%s could not revoke its lease, it ends by itself in %d s: %s", self._name, self._ttl_s, error)
 
@@ -91,20 +95,29 @@ class LeaseKeeper:
                     self._on_lost()
                     return
                 pause = self._ttl_s / 3
-                self._renewed_at, self._told, self._told_late = time.monotonic(), False, False
+                self._tell_renewed()
             except UnavailableError as error:
                 # etcd is down: the others go on with their last snapshot, and so do we.
                 _LOG.debug("%s can't renew its lease now: %s", self._name, error)
-                self._tell_once(error)
+                self._tell_away(error)
                 pause = _RETRY_PAUSE_S * (0.5 + random.random())
 
-    def _tell_once(self, error: UnavailableError) -> None:
+    def _tell_away(self, error: UnavailableError) -> None:
         away_s = time.monotonic() - self._renewed_at
-        if away_s > self._ttl_s and not self._told:
-            self._told = True
+        if away_s > self._tell_after_s:
+            self._tell_after_s = away_s * _TELL_FACTOR
             _LOG.warning(
                 "%s could not renew its lease for %.1f s, and goes on with what it knows: %s", self._name, away_s, error
             )
+
+    def _tell_renewed(self) -> None:
+        if self._tell_after_s > self._ttl_s or self._told_late:
+            away_s = time.monotonic() - self._renewed_at
+            _LOG.warning("%s reaches etcd again, %.1f s after it last did", self._name, away_s)
+        self._forget_outage()
+
+    def _forget_outage(self) -> None:
+        self._renewed_at, self._tell_after_s, self._told_late = time.monotonic(), float(self._ttl_s), False
 
     def _renew(self) -> bool:
         """One renewal; False when the keys are not ours any more."""
@@ -113,14 +126,23 @@ class LeaseKeeper:
             if self._lost_at is None:  # claiming anew may take many tries, when etcd comes and goes
                 self._lost_at = time.monotonic()
                 _LOG.warning("%s lost its lease (paused or cut off for more than %d s)", self._name, self._ttl_s)
-            fresh = self._client.grant(self._ttl_s)
-            if not self._reclaim(fresh):
-                self._client.revoke(fresh)
+            if not self._claim():
                 return False
-            self._lease = fresh
             _LOG.warning("%s is back with a new lease after %.2f s", self._name, time.monotonic() - self._lost_at)
             self._lost_at = None
+            self._forget_outage()
         return self._write_if_dirty()
+
+    def _claim(self) -> bool:
+        """Claim what hung on the lost lease for a new one, the same over all tries; False when it isn't ours."""
+        if self._granted is None or self._client.keep_alive(self._granted) <= 0:
+            self._granted = self._client.grant(self._ttl_s)
+        if not self._reclaim(self._granted):
+            self._client.revoke(self._granted)
+            self._granted = None
+            return False
+        self._lease, self._granted = self._granted, None
+        return True
 
     def _write_if_dirty(self) -> bool:
         """False when the keys are not ours any more."""

@@ -56,6 +56,13 @@ class EtcdProcess:
     def client(self) -> EtcdClient:
         return EtcdClient(EtcdOptions((self.endpoint,)))
 
+    def lease_count(self) -> int:
+        client = self.client()
+        try:
+            return len(client._client.leasestub.LeaseLeases(client.pb.LeaseLeasesRequest()).leases)
+        finally:
+            client.close()
+
 
 @pytest.fixture(scope="session")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:

@@ -121,6 +121,8 @@ async def test_f6_etcd_down_for_longer_than_the_lease_costs_nothing(
     await asyncio.sleep(TTL_S * 2)  # past everything that could still expire
     assert seen.names == ["rollout-0"]
     assert (registration.superseded, leadership.lost) == (False, False)
+    healed = [record.getMessage() for record in caplog.records if "reaches etcd again" in record.getMessage()]
+    assert sorted(line.split()[0] for line in healed) == ["leader", "member"], "each once"
     await ours.put_state("run", "k", "v", term=leadership.term)
     await ours.close()
     await theirs.close()
@@ -197,15 +199,6 @@ async def line_of(process: subprocess.Popen[str]) -> str:
     return (await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 20)).strip()
 
 
-def live_leases(etcd: Any) -> int:
-    client = etcd.client()
-    try:
-        answer = client._client.leasestub.LeaseLeases(client.pb.LeaseLeasesRequest())
-        return len(answer.leases)
-    finally:
-        client.close()
-
-
 @pytest.mark.chaos
 async def test_f6_a_busy_interpreter_keeps_its_lease(own_etcd: Any, run_member: Any) -> None:
     fleet = EtcdMembership(options(own_etcd))
@@ -236,7 +229,7 @@ async def test_f6_a_frozen_member_is_gone_for_others_and_comes_back_with_another
     assert seen.snapshots[-1][0].incarnation == "a.2"
     await asyncio.sleep(TTL_S + 1)
     assert seen.names == ["rollout-0"]
-    assert await asyncio.to_thread(live_leases, own_etcd) == 2  # the member's and the leader's
+    assert await asyncio.to_thread(own_etcd.lease_count) == 2  # the member's and the leader's
     await fleet.close()
 
 
@@ -260,7 +253,7 @@ async def test_a_stopped_member_is_gone_at_once_and_a_killed_one_is_taken_over(o
     for incarnation in ("first", "second"):  # the first is never closed: as after kill -9
         await fleet.register(member("rollout-0", incarnation))
     assert [one.incarnation for one in await fleet.members()] == ["second"]
-    assert await asyncio.to_thread(live_leases, own_etcd) == 1
+    assert await asyncio.to_thread(own_etcd.lease_count) == 1
     assert await fleet.forget_members() == 1
     assert await fleet.members() == ()
     await fleet.close()
