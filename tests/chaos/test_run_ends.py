@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("chaos")]
 
 ENDLESS = ("trainer.total_training_steps=100000", "trainer.val_before_train=False")
 END_BOUND_S = 90
+OTHERS = ("reward", "reference", "critic")
+"""Who is supervised in the same way as the trainer."""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,10 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, err
 
 
-@pytest.mark.parametrize("member", ["trainer-0", "rollout-0", "reward-0", "reference-0", "critic-0", "etcd"])
+@pytest.mark.parametrize(
+    "member",
+    ["trainer-0", "rollout-0", "etcd", *(pytest.param(f"{role}-0", marks=pytest.mark.soak) for role in OTHERS)],
+)
 def test_h8_a_dead_child_ends_the_run_and_is_named(job: ToyJob, member: str) -> None:
     """As long as it isn't to be started again."""
     run = f"h8-{member}"
@@ -76,7 +81,10 @@ def test_h8_a_dead_child_ends_the_run_and_is_named(job: ToyJob, member: str) -> 
     wait_until(lambda: processes_of(job.folder / run) == {}, "all processes gone", 20)
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.soak)],
+)
 def test_h6_signals_end_everything(job: ToyJob, number: signal.Signals, expected: int) -> None:
     run = f"h6-{number.name}"
     process = start_and_wait(job, run)

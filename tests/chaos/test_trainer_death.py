@@ -188,6 +188,7 @@ def test_a_rank_dies_and_the_trainer_comes_back_with_fewer(job: ToyJob) -> None:
     assert main(["ledger", str(job.folder / "ranks"), "--check"]) == 0
 
 
+@pytest.mark.soak
 def test_with_the_newer_weights_of_a_rollout_server_no_step_is_done_again(job: ToyJob) -> None:
     overrides = (
         *COMMON,
