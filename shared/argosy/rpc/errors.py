@@ -57,7 +57,8 @@ _BY_CODE: dict[grpc.StatusCode, type[errors.ArgosyError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.OverloadedError,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineError,
     grpc.StatusCode.ABORTED: errors.AbortedError,
-    grpc.StatusCode.CANCELLED: errors.AbortedError,
+    # Nobody of ours cancels a call and then looks at its status: the other side, or the connection, is going away.
+    grpc.StatusCode.CANCELLED: errors.UnavailableError,
     grpc.StatusCode.UNAVAILABLE: errors.UnavailableError,
 }
 """What a status without our ErrorInfo means; all others are InternalError."""

@@ -139,3 +139,11 @@ def test_d6_peer_that_dies_while_a_stream_is_written_is_unavailable() -> None:
     assert type(from_rpc_error(died)) is errors.UnavailableError
     defect = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, none, none, "a defect")
     assert type(from_rpc_error(defect)) is errors.InternalError
+
+
+def test_d6_a_call_that_nobody_here_cancelled_is_a_peer_that_goes_away() -> None:
+    """What a server's end, or a reset connection, makes of a call in some moments: it ended a run that had others."""
+    none = grpc.aio.Metadata()
+    for details in (None, "", "CANCELLED"):
+        cancelled = grpc.aio.AioRpcError(grpc.StatusCode.CANCELLED, none, none, details)
+        assert isinstance(from_rpc_error(cancelled, peer="rollout-1"), errors.UnavailableError)
