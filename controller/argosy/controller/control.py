@@ -19,6 +19,8 @@ from argosy.types.records import Member, RunStatus, ScaleChange, ServerCount
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+_ASK_S = 2.0
+"""How long membership gets to answer whoever looks at a fleet."""
 Scaler = Callable[[Sequence[ServerCount]], Awaitable[Sequence[ScaleChange]]]
 
 
@@ -110,10 +112,11 @@ class RunControl:
         if self.membership is None:
             return ()
         try:
-            members = [self._seen(one) for one in await self.membership.members()]
-        except UnavailableError as error:
+            async with asyncio.timeout(_ASK_S):
+                members = [self._seen(one) for one in await self.membership.members()]
+        except (UnavailableError, TimeoutError) as error:
             if not self._known:
-                raise
+                raise UnavailableError(f"etcd can't be asked who the members are: {error or 'no answer'}") from error
             log.debug("members are listed as they last were: %s", error)
             told, now = "etcd can't be asked: members as they last were", time.time()
             members = [

@@ -115,15 +115,18 @@ async def test_a_stall_is_told_once_and_so_is_its_end(
 class Away(MemoryMembership):
     """A membership that can't be asked at times."""
 
-    is_away = False
+    is_away = stands_still = False
 
     async def members(self, role: str | None = None) -> tuple[Member, ...]:
+        if self.stands_still:
+            await asyncio.Event().wait()
         if self.is_away:
             raise UnavailableError("etcd at h:9 does not answer")
         return await super().members(role)
 
 
-async def test_f6_while_membership_is_away_a_controller_lists_what_it_last_was() -> None:
+async def test_f6_while_membership_is_away_a_controller_lists_what_it_last_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("argosy.controller.control._ASK_S", 0.05)
     control = RunControl("run", 3)
     control.membership = membership = Away()
     await membership.register(Member("rollout-0", "rollout", "h:1", "x"))
@@ -137,7 +140,9 @@ async def test_f6_while_membership_is_away_a_controller_lists_what_it_last_was()
     assert (ours.member_id, rollout.member_id, rollout.error) == ("controller-0", "rollout-0", "")
     assert ours.error == "etcd can't be asked: members as they last were"
     assert await control.list_members("rollout") == [rollout]
-    membership.is_away = False
+    membership.is_away, membership.stands_still = False, True
+    assert [member.error for member in await control.list_members()] == [ours.error, ""]
+    membership.stands_still = False
     assert [member.error for member in await control.list_members()] == ["", ""]
     following.cancel()
 
