@@ -75,6 +75,7 @@ class VllmEngine:
         self._asleep = 0
         self._closed = False
         self._watch: asyncio.Task[None] | None = None
+        self._dropping: asyncio.Task[None] | None = None
 
     # --- what it is --------------------------------------------------------------------------------------------------
 
@@ -172,8 +173,9 @@ class VllmEngine:
         """See the Protocol."""
         self._closed = True
         await self._flights.close()
-        if self._watch is not None:
-            self._watch.cancel()
+        for task in (self._watch, self._dropping):
+            if task is not None:
+                task.cancel()
         if self._llm is not None:
             await asyncio.to_thread(self._llm.shutdown)
         self._weights.close()
@@ -296,8 +298,11 @@ class VllmEngine:
             raise StateError("this engine has no current weights that some of them could be replaced in", state="stale")
         async with self._swapping:
             await self._weights.lay_out(tensors)
+            if self._dropping is not None:
+                self._dropping.cancel()  # preparing drops what is left, first of all
             await self._replace(self._put_weights_in, version, self._prepare_weights)
-            await self._drop_replaced()
+            # Not awaited: the workers first compute the samples' cache anew.
+            self._dropping = asyncio.create_task(self._drop_replaced())
 
     async def _prepare_weights(self) -> None:
         await self._weights.prepare(self._llm, lambda: not self._paused and len(self._flights) > 0)

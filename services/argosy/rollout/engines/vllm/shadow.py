@@ -24,6 +24,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,
     VocabParallelEmbedding,
 )
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import materialize_meta_tensor
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
@@ -55,6 +56,7 @@ class Shadow:
         if not config.model_config.enforce_eager or config.device_config.device_type != "cpu":
             raise UnfitError("only on CPUs, and only where nothing is compiled")
         self._config = config
+        self._live = live
         self._model: Any = _empty_model(config)
         # A layer with LoRA around it is its "base_layer", which comes after the one around it.
         modules = {name.replace(".base_layer", ""): module for name, module in live.named_modules()}
@@ -75,9 +77,12 @@ class Shadow:
         """Start to make these ready, in place of any that were not taken into use.
 
         Raises:
-            UnfitError: there is too little memory for a second copy of the model.
+            UnfitError: there is too little memory for a second copy of the model, or nothing whole in use: vLLM's own
+                reload was broken off, and has to come first.
         """
         self.drop()
+        if any(get_layerwise_info(module).can_load() for module in self._live.modules()):
+            raise UnfitError("the last update was broken off within vLLM's own reload")
         size = sum(one.nbytes for one in self._model.parameters())
         free = psutil.virtual_memory().available
         if free < _ROOM * size:
@@ -226,8 +231,8 @@ def _check_same(ours: nn.Module, live: nn.Module) -> None:
         if new is None or old is None:
             if new is not old:
                 raise RuntimeError(f"{what} has parameter {name} on one side only")
-        elif (new.shape, new.dtype) != (old.shape, old.dtype):
-            raise RuntimeError(f"{what} has its parameter {name} in another shape or dtype")
+        elif (new.shape, new.dtype, new.device) != (old.shape, old.dtype, old.device):
+            raise RuntimeError(f"{what} has its parameter {name} in another shape, dtype or place")
     if (_PACKED in vars(ours)) != (_PACKED in vars(live)):
         raise RuntimeError(f"{what} is packed on one side only")
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from argosy.types.records import WeightsManifest
 
 _LOG = logging.getLogger(__name__)
-_TURN_S = (0.03, 0.5)
+_TURN_S = (0.05, 0.5)
 """Seconds of making weights ready between two steps: while samples run, and while none does."""
 
 
