@@ -36,8 +36,10 @@ class ChildDiedError(ArgosyError):
         """This first death of several, told with what became of the restarts."""
         told = ChildDiedError(self.member_id, self.returncode, self.log_path, self.tail)
         times = "once" if restarts == 1 else f"{restarts} times"
-        more = f"It was started again {times}, and died again; the last time: {describe_exit(last.returncode)}."
-        told.args = (f"{self.args[0]}\n{more}",)
+        more = [f"It was started again {times}, and died again; the last time: {describe_exit(last.returncode)}."]
+        if last.tail and last.returncode != self.returncode:  # why it can't come back is not what it died of at first
+            more += [f"Its last {len(last.tail)} lines then:", *(f"  {line}" for line in last.tail)]
+        told.args = ("\n".join([self.args[0], *more]),)
         return told
 
 
