@@ -15,6 +15,7 @@ from torch import Tensor
 from argosy.rollout.engines.base import TakesAdapters
 from argosy.rollout.engines.vllm.lora import VllmLoraEngine
 from argosy.rollout.engines.vllm.options import VllmOptions
+from argosy.rollout.engines.vllm.weights import WorkerWeights
 from argosy.text.tokenizer import load_tokenizer
 from argosy.types.errors import InvalidInputError
 from argosy.types.ids import PolicyVersion
@@ -39,6 +40,16 @@ async def engine(folder: Path) -> AsyncIterator[VllmLoraEngine]:
     await made.start()
     yield made
     await made.close()
+
+
+@pytest.fixture(autouse=True)
+def only_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New weights are made ready beside those in use, also with vLLM's LoRA around its layers."""
+
+    async def refuse(*args: object) -> None:
+        raise AssertionError("weights were loaded in place")
+
+    monkeypatch.setattr(WorkerWeights, "_load_in_place", refuse)
 
 
 def adapted(base: Weights, step: int, rank: int = RANK) -> tuple[AdapterSpec, dict[str, Tensor], Weights]:

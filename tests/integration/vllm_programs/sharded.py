@@ -19,7 +19,9 @@ from argosy.weightsync import Snapshot
 from argosy.weightsync.transports import SendOptions, TransferPlan, load_transport
 from integration.vllm_programs import reading_back
 from integration.vllm_programs.inside import HIDDEN_SIZE, MAX_LEN, ask, other_weights, request_of
+from integration.vllm_programs.lora import only_beside
 
+__all__ = ["only_beside"]
 RANKS = 2
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """vLLM's matrix → the trainer's, one below the other."""
@@ -30,6 +32,7 @@ PADDED_TO = 64
 
 
 @pytest.mark.asyncio
+@pytest.mark.usefixtures("only_beside")
 async def test_d2_two_workers_take_an_update_of_an_untied_model_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
