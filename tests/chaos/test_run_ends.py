@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from argosy.cli.main import main
+from support.storm.trouble import fill, small_disk
 from support.toy import ToyJob, make_toy_job
 
 pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("chaos")]
@@ -141,3 +143,27 @@ def test_h6_e3_ended_in_a_save(job: ToyJob, number: signal.Signals) -> None:
     steps = [row["step"] for row in job.metrics(run)]
     assert steps == list(range(1, last + 3)), "no step is lost, none is there twice"
     assert not list(folder.glob(".global_step_*.partial"))
+
+
+@pytest.mark.soak
+def test_e3_a_full_disk_ends_a_run_in_words_and_the_same_command_goes_on(job: ToyJob) -> None:
+    """A synchronous run with all that it has on one disk, its etcd's data too, which is killed besides."""
+    often = ("trainer.save_freq=2", "trainer.max_actor_ckpt_to_keep=2", "trainer.logger=[file]")
+    with small_disk(job.folder / "disk") as disk:
+        if disk is None:
+            pytest.skip("no file system can be mounted here")
+        process = start_and_wait(job, "disk/run", *often)
+        wait_until(lambda: len(job.metrics("disk/run")) >= 3 or process.poll() is not None, "a checkpoint")
+        fill(disk / "ballast")
+        processes_of(disk / "run")["etcd"].kill()
+        code, err = ended(process)
+        assert code == 1, err
+        assert "error: no space left while writing" in err.replace("\n", " ")
+        assert "the same command resumes from it" in err
+        wait_until(lambda: processes_of(disk) == {}, "all processes gone", 20)
+        (disk / "ballast").unlink()
+        last = job.metrics("disk/run")[-1]["step"]
+        code, out, err = job.run("disk/run", *ENDLESS, *often, f"trainer.total_training_steps={last + 2}")
+        assert code == 0, out + err
+        assert [row["step"] for row in job.metrics("disk/run")] == list(range(1, last + 3))
+        assert main(["ledger", str(disk / "run"), "--check"]) == 0

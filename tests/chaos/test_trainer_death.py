@@ -72,8 +72,7 @@ def service(process: subprocess.Popen[str], member: str) -> psutil.Process:
 
 def own_etcd(process: subprocess.Popen[str]) -> psutil.Process:
     """The one that a running job has started."""
-    children = psutil.Process(process.pid).children(recursive=True)
-    return next(child for child in children if Path(child.exe()).name == "etcd")
+    return next(child for child in psutil.Process(process.pid).children() if child.name() == "etcd")
 
 
 def checkpoints(job: ToyJob, run: str) -> int:
