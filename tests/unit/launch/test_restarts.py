@@ -78,6 +78,26 @@ async def test_one_that_others_stand_in_for_is_no_setback(tmp_path: Path) -> Non
         assert [one.spec.argv[-1] for one in supervisor.children if one.spec.name == "rollout-0"] == ["again"]
 
 
+@pytest.mark.parametrize("ready", [True, False])
+async def test_one_that_comes_up_stands_in_for_nobody_yet(tmp_path: Path, ready: bool) -> None:
+    """Both reward servers of two are killed within a start: samples that nobody can judge ended the run."""
+    async with Supervisor(tmp_path, grace_s=5) as supervisor:
+        supervisor.allow_restarts(AT_ONCE, same)
+        supervisor.allow_losses("reward")
+        for name in ("reward-0", "reward-1"):
+            await supervisor.start(child(tmp_path, name, group="reward"))
+        await wait_until(lambda: bool(lives(tmp_path, "reward-0") and lives(tmp_path, "reward-1")))
+        os.kill(lives(tmp_path, "reward-0")[0], signal.SIGKILL)
+        await wait_until(lambda: len(lives(tmp_path, "reward-0")) == 2)
+        assert supervisor.unready == {"reward-0"}
+        if ready:
+            supervisor.unready.discard("reward-0")
+        os.kill(lives(tmp_path, "reward-1")[0], signal.SIGKILL)
+        await wait_until(lambda: len(lives(tmp_path, "reward-1")) == 2)
+        assert supervisor.setback.done() is not ready
+        assert not supervisor.failed.done()
+
+
 async def test_one_that_dies_again_and_again_ends_the_run_with_the_first_cause(tmp_path: Path) -> None:
     ends = f"print('life', len(open({str(tmp_path / 'trainer-0')!r}).readlines()), flush=True); sys.exit(7)"
     async with Supervisor(tmp_path, grace_s=5) as supervisor:

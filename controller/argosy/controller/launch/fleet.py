@@ -30,7 +30,7 @@ from argosy.controller.roster import Roster, keeps_servers
 from argosy.membership.etcd import EtcdMembership
 from argosy.membership.etcd_client import EtcdOptions
 from argosy.types.errors import ArgosyError, InternalError, StateError, UnavailableError
-from argosy.types.records import Member, ScaleChange, ServerCount
+from argosy.types.records import Member, MemberState, ScaleChange, ServerCount
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -72,6 +72,7 @@ class LocalFleet:
         self._children = ServiceChildren(cfg, self._run_dir, modules or {})
         self._scaling: Scaling | None = None
         self._restarts = False
+        self._following: asyncio.Task[None] | None = None
         self._reborn: set[str] = set()
         """Who was started again and is not known to be ready yet."""
 
@@ -205,6 +206,8 @@ class LocalFleet:
         try:
             if self._scaling is not None:
                 await self._scaling.close()
+            if self._following is not None:
+                self._following.cancel()
             if hasattr(self, "membership") and self._supervisor is not None:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.membership.close(), 5.0)
@@ -240,7 +243,16 @@ class LocalFleet:
             others = sum(count for (role, pool), count in remote.items() if group in (role, f"{role} {pool}"))
             supervisor.allow_losses(group, others=others)
         self._scaling = Scaling(self._cfg, self._planned, self._start_one, supervisor.retire)
+        self._following = asyncio.create_task(self._follow(supervisor), name="follow the fleet")
         _LOG.info("the fleet is ready: %s", ", ".join(f"{member.member_id}@{member.address}" for member in ready))
+
+    async def _follow(self, supervisor: Supervisor) -> None:
+        """See who of those that were started again can work by now."""
+        async for members in self.membership.watch():
+            for member in members:
+                is_present = self._children.incarnations.get(member.member_id) == member.incarnation
+                if is_present and member.state in (MemberState.READY, MemberState.STALE):
+                    supervisor.unready.discard(member.member_id)
 
     async def _start_one(self, member: PlannedMember) -> None:
         if self._supervisor is not None:

@@ -41,6 +41,9 @@ class Supervisor:
         self.lost: set[str] = set()
         """Children that died and were not started again yet; the rest of their group goes on meanwhile, if there is
         any."""
+        self.unready: set[str] = set()
+        """Children that were started again, and have not shown yet that they can work: they stand in for nobody.
+        Whoever knows takes them out."""
         self.setback: asyncio.Future[SetbackError]
         """Gets, as its result, the death of a child for which nobody stands in, and which is started again."""
         self.expect_setbacks()
@@ -128,6 +131,7 @@ class Supervisor:
             await self._waiters.pop(name)
             self._drop(child)
         self.lost.discard(name)
+        self.unready.discard(name)
         self._stopping.discard(name)
 
     async def forget(self, child: ChildProcess) -> None:
@@ -199,6 +203,7 @@ class Supervisor:
         name = child.spec.name
         _LOG.warning("%s is started again in %.1f s; its last lines:\n%s", name, wait_s, "\n".join(error.tail))
         self.lost.add(name)
+        self.unready.add(name)
         self._drop(child)
         del self._waiters[name]
         self._restarts[name] = asyncio.create_task(self._restart(spec, wait_s, error), name=f"restart {name}")
@@ -232,7 +237,8 @@ class Supervisor:
         if group not in self._spare_groups:
             return False
         left = [each for each in self._children if each.spec.group == group and each.returncode is None]
-        return bool(left) or self._spare_groups[group] > 0 or self.joined(group) > 0
+        able = any(each.spec.name not in self.unready for each in left)
+        return able or self._spare_groups[group] > 0 or self.joined(group) > 0
 
     def _tell_watchdog(self, line: str) -> None:
         if self._watchdog is not None and self._watchdog.stdin is not None and self._watchdog.returncode is None:
