@@ -24,15 +24,13 @@ def build_core(config: Config, *, start_stale: bool = True) -> RolloutCore:
     make = load_engine(config.actor_rollout_ref.rollout.name)
 
     from argosy.rollout.core import RolloutCore
-    from argosy.text.tokenizer import load_tokenizer
+    from argosy.text.decoding import decoder_of
 
     model = config.actor_rollout_ref.model
-    tokenizer = load_tokenizer(
+    decode = decoder_of(
         model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code or config.data.trust_remote_code
     )
-    return RolloutCore(
-        make(config, tokenizer.decode, start_stale=start_stale), core_options_of(config), tokenizer.decode
-    )
+    return RolloutCore(make(config, decode, start_stale=start_stale), core_options_of(config), decode)
 
 
 def core_options_of(config: Config) -> RolloutOptions:

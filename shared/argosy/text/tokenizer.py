@@ -153,7 +153,7 @@ def load_tokenizer(
         )
     source = str(folder) if folder.is_dir() else name
     try:
-        if folder.is_dir() and not trust_remote_code and _names_its_class(folder):
+        if folder.is_dir() and not trust_remote_code and names_its_class(folder):
             from transformers import PreTrainedTokenizerFast
 
             tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
@@ -168,7 +168,7 @@ def load_tokenizer(
     return TextTokenizer(tokenizer, name=name, eos_token_ids=_configured_eos(folder) if folder.is_dir() else ())
 
 
-def _names_its_class(folder: Path) -> bool:
+def names_its_class(folder: Path) -> bool:
     """Whether AutoTokenizer would load the folder as transformers' general tokenizer, by what the files say.
 
     It needs three seconds to find that out, since it imports torch and the models first: half of what a small run
@@ -178,7 +178,7 @@ def _names_its_class(folder: Path) -> bool:
         return False
     named: dict[str, Any] = {}
     for file in (folder / "tokenizer_config.json", folder / "config.json"):
-        content = _json_object(file) if file.is_file() else {}
+        content = json_object(file) if file.is_file() else {}
         if "auto_map" in content:
             return False
         named[file.stem] = content
@@ -186,7 +186,8 @@ def _names_its_class(folder: Path) -> bool:
     return kind in _GENERAL_CLASSES and named["config"].get("model_type") in _WITHOUT_OWN_TOKENIZER
 
 
-def _json_object(file: Path) -> Mapping[str, Any]:
+def json_object(file: Path) -> Mapping[str, Any]:
+    """The object in a file; empty for other JSON. Raises InvalidInputError on what is no JSON."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -214,7 +215,7 @@ def _configured_eos(folder: Path) -> list[int]:
         file = folder / name
         if not file.is_file():
             continue
-        value = _json_object(file).get("eos_token_id")
+        value = json_object(file).get("eos_token_id")
         found += value if isinstance(value, list) else [] if value is None else [value]
     return [int(number) for number in found]
 

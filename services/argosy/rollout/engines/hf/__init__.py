@@ -10,6 +10,8 @@ a step may compute comes in pieces, with decode steps in between. How a token is
     prefixes.py   keys and values of prompts, shared by the samples of a group
     attention.py  the attention function that transformers calls
     loading.py    model folder → checked model
+    llama.py      Llama as a module of our own, and (llama_loading.py) which checkpoints are read as it: those need no
+                  transformers, whose import takes longer than all the rest of a start
     native/       the passes of Llama-like models in compiled code, where it can be (docs/adr/0020)
     runner.py     prefill and decode passes
     selfcheck.py  both of those against the plain model, at start

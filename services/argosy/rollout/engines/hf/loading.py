@@ -10,6 +10,8 @@ from torch import nn
 
 from argosy.modeling.loading import ModelSource, load_plain
 from argosy.rollout.engines.hf.attention import ATTENTION_NAME, register
+from argosy.rollout.engines.hf.llama import LlamaForCausalLM
+from argosy.rollout.engines.hf.llama_loading import load_llama
 from argosy.rollout.engines.hf.native.model import NativeDecoder
 from argosy.types.errors import InvalidInputError
 
@@ -47,6 +49,9 @@ def load_module(source: ModelSource) -> nn.Module:
 
     Raises InvalidInputError as `load_plain`, and for a model with layers that this engine can't run.
     """
+    plain = load_llama(source)
+    if plain is not None:
+        return plain
     module: Any = load_plain(source)
     _check_supported(module, module.config.get_text_config())
     loaded: nn.Module = module.requires_grad_(False)
@@ -60,8 +65,9 @@ def adopt(module: Any, *, native_kernels: bool = True) -> LoadedModel:
         native_kernels: Let the library of `native/` compute decode steps, where it can.
     """
     config = module.config.get_text_config()
-    register()
-    module.set_attn_implementation(ATTENTION_NAME)
+    if not isinstance(module, LlamaForCausalLM):  # that one takes the engine's plans as it is
+        register()
+        module.set_attn_implementation(ATTENTION_NAME)
     weight: torch.Tensor = module.get_input_embeddings().weight
     head_count = int(config.num_attention_heads)
     vocab_size = int(module.get_output_embeddings().weight.shape[0])
