@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from argosy.rpc.etcd_wait import once_etcd_answers
 from argosy.rpc.host_options import check_host, parse, set_threads
 from argosy.types.errors import ArgosyError, ConfigError, UnavailableError
 from argosy.types.records import Member, MemberState, Mutation
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _REPORT_S = 0.5
 _LAST_ANSWERS_S = 1.0
-_REGISTER_S = 10.0
 _GRACE_SHARE = 0.6  # of stop_grace_s for running calls; the rest is for closing, before the launcher kills
 _DRAIN_SHARE = 0.5  # of stop_grace_s for samples to end by themselves, where the rest can be handed over
 _HAND_OVER_S = 1.0
@@ -196,7 +196,10 @@ class _Process:
         watch = None if stall_timeout_s is None else LoopWatch(stall_timeout_s)
         membership = EtcdMembership(EtcdOptions(tuple(settings.endpoints), settings.prefix, settings.lease_ttl_s))
         try:
-            registration = await _register(membership, self._member(server))
+            registering = asyncio.ensure_future(self._register(membership, self._member(server)))
+            if not await _first(registering, stop.wait()):
+                return 0  # stopped while etcd is away
+            registration = registering.result()
             work = asyncio.ensure_future(self._serve(server, membership, registration, stop))
             superseded = asyncio.ensure_future(registration.wait_superseded())
             await asyncio.wait({work, superseded}, return_when=asyncio.FIRST_COMPLETED)
@@ -214,6 +217,17 @@ class _Process:
                 watch.stop()
             await self._close(server, membership)
 
+    async def _register(self, membership: EtcdMembership, member: Member) -> Registration:
+        # On a machine where everything starts at one time a first connection may fail, too.
+        return await once_etcd_answers(
+            lambda: membership.register(member), "register", self._config.argosy.startup_timeout_s
+        )
+
+    async def _term(self, membership: EtcdMembership, run_id: str) -> int:
+        return await once_etcd_answers(
+            lambda: membership.current_term(run_id), "ask who leads the run", self._config.argosy.startup_timeout_s
+        )
+
     async def _serve(
         self, server: RpcServer, membership: EtcdMembership, registration: Registration, stop: asyncio.Event
     ) -> int:
@@ -226,7 +240,10 @@ class _Process:
             return 0  # stopped while warming up
         run_id = self._config.argosy.run_id
         if run_id:
-            server.gate.terms.adopt(run_id, await membership.current_term(run_id))
+            asking = asyncio.ensure_future(self._term(membership, run_id))
+            if not await _first(asking, stop.wait()):
+                return 0
+            server.gate.terms.adopt(run_id, asking.result())
         await server.serve(names)
         await self._report(server, registration)
         _LOG.info("ready at %s", server.address)
@@ -362,19 +379,6 @@ _STATES = {
     "draining": MemberState.DRAINING,
     "stuck": MemberState.QUARANTINED,
 }
-
-
-async def _register(membership: EtcdMembership, member: Member) -> Registration:
-    """Once etcd answers: on a machine where everything starts at one time a first connection may fail."""
-    end = time.monotonic() + _REGISTER_S
-    while True:
-        try:
-            return await membership.register(member)
-        except UnavailableError as error:
-            if time.monotonic() > end:
-                raise
-            _LOG.warning("can't register yet: %s", error)
-            await asyncio.sleep(_REPORT_S)
 
 
 async def _first(*works: Awaitable[Any]) -> bool:

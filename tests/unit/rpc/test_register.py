@@ -1,13 +1,14 @@
-"""A service registers once etcd answers: at a busy start the first connection may fail."""
+"""A service registers once etcd answers: at a busy start a first connection may fail, and etcd be away for minutes."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from argosy.membership.memory import MemoryMembership
-from argosy.rpc import host
+from argosy.rpc import etcd_wait
+from argosy.rpc.etcd_wait import once_etcd_answers
 from argosy.types.errors import UnavailableError
 from argosy.types.records import Member
 
@@ -28,16 +29,20 @@ class Late(MemoryMembership):
         return await super().register(member)
 
 
-async def test_a_first_connection_that_fails_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_REPORT_S", 0.001)
-    membership = Late(3)
-    registration = await host._register(cast(Any, membership), MEMBER)
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_wait, "_RETRY_S", 0.001)
+
+
+async def test_a_first_connection_that_fails_is_no_end(caplog: pytest.LogCaptureFixture) -> None:
+    membership = Late(30)
+    registration = await once_etcd_answers(lambda: membership.register(MEMBER), "register", 60.0)
     assert registration.member.member_id == "rollout-0"
+    assert 1 <= caplog.text.count("can't register yet") < 15, "it is told, and not each time"
     await membership.close()
 
 
-async def test_an_etcd_that_never_answers_is_an_error_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_REPORT_S", 0.001)
-    monkeypatch.setattr(host, "_REGISTER_S", 0.05)
+async def test_an_etcd_that_never_answers_is_an_error_in_the_end() -> None:
+    membership = Late(10**9)
     with pytest.raises(UnavailableError, match="handshaker"):
-        await host._register(cast(Any, Late(10**9)), MEMBER)
+        await once_etcd_answers(lambda: membership.register(MEMBER), "register", 0.05)
