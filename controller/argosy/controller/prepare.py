@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from argosy.controller.copies import Copies, copies_of, restore
 from argosy.controller.data.prompts import load_prompts
 from argosy.controller.data.sampler import PromptSampler
 from argosy.controller.fence import OPEN, Fence
+from argosy.controller.launch.lock import RunFolderLock
 from argosy.controller.openai.endpoint import check_endpoint
 from argosy.controller.recording.fitting import check_fits
 from argosy.controller.recording.replay import RecordedOrder, open_replay
@@ -87,10 +89,16 @@ class PreparedRun:
 
     def _restore_copy(self, copies: Copies, config: Config, fence: Fence) -> None:
         """Where the folder is older than the newest copy of it, or another machine's: make it as new."""
-        mode, here = config.trainer.resume_mode, self.store.newest()
+        mode = config.trainer.resume_mode
         copies.try_it()
         if mode == "auto":
-            restore(copies, self.run_dir, config.argosy.run_id or (here.run_id if here else None), fence)
+            with ExitStack() as stack:
+                if fence is OPEN:  # else the caller shares the lock, and the fence keeps old leaders out
+                    lock = RunFolderLock(self.run_dir)
+                    lock.acquire()  # a live run's books must not be put aside under it
+                    stack.callback(lock.release)
+                here = self.store.newest()
+                restore(copies, self.run_dir, config.argosy.run_id or (here.run_id if here else None), fence)
         elif mode == "disable" and copies.newest() is not None:
             raise ConfigError(
                 f"{copies.folder.name} already holds copies of a run; trainer.resume_mode=disable would begin another "

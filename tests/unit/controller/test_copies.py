@@ -14,8 +14,10 @@ from argosy.config import Config
 from argosy.config.validate.files import check_other_paths
 from argosy.controller.copies import Copies, RemoteFolder, copies_of, filesystem, restore
 from argosy.controller.copies.copies import MARK
+from argosy.controller.launch.lock import RunFolderLock
+from argosy.controller.prepare import PreparedRun
 from argosy.controller.recovery import CheckpointStore
-from argosy.types.errors import ConfigError, CorruptDataError, FencedError, StorageError
+from argosy.types.errors import ConfigError, CorruptDataError, FencedError, StateError, StorageError
 
 
 def save(run_dir: Path, step: int, weights: bytes, run_id: str = "run") -> None:
@@ -144,6 +146,7 @@ def test_a_folder_that_was_left_behind_is_put_aside(url: str, tmp_path: Path) ->
     restore(copies_at(url, second), second, None)
     save(second, 4, b"four of the second machine")
     copies_at(url, second).add(4, "run")
+    (first / "before-copy-1-1-of-long-ago").mkdir()
     restore(copies_at(url, first), first, "run")
     checkpoint = CheckpointStore(first, None).latest()
     assert checkpoint is not None
@@ -151,6 +154,23 @@ def test_a_folder_that_was_left_behind_is_put_aside(url: str, tmp_path: Path) ->
     [aside] = first.glob("before-copy-*")
     assert (aside / "global_step_3" / "actor" / "weights").read_bytes() == b"three, which nobody will know of"
     assert not (first / "global_step_3").exists()
+
+
+def test_a_live_runs_folder_is_left_alone(tmp_path: Path) -> None:
+    """A second start of the command, by mistake, finds newer copies than the folder's mark says."""
+    elsewhere = f"file://{tmp_path}/elsewhere"
+    save(tmp_path / "other", 4, b"four")
+    copies_at(elsewhere, tmp_path / "other").add(4, "run")
+    live = tmp_path / "live"
+    save(live, 2, b"two")
+    config = Config().with_values({"trainer.default_local_dir": str(live), "trainer.default_hdfs_dir": elsewhere})
+    lock = RunFolderLock(live)
+    lock.acquire()
+    with pytest.raises(StateError, match=r"another run .* is using"):
+        PreparedRun(config)
+    assert sorted(path.name for path in live.glob("global_step_*")) == ["global_step_2"]
+    assert not list(live.glob("before-copy-*"))
+    lock.release()
 
 
 def test_damage_and_another_run_are_refused(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ def restore(copies: Copies, run_dir: Path, run_id: str | None, fence: Fence = OP
     """Fetch the newest copy if it is newer than the run folder; None if there is nothing to fetch.
 
     A run that went on elsewhere has copies of a later start than this folder knows: what the folder has is put aside
-    (`before-copy-…`), since its steps are not the run's any more. `run_id`: Of the run, as far as it is known. Raises
-    ConfigError if the copy is another run's; CorruptDataError where a content of it is missing or damaged;
-    StorageError; FencedError.
+    (`before-copy-…`; of several the last one stays), since its steps are not the run's any more. `run_id`: Of the run, as
+    far as it is known. Raises ConfigError if the copy is another run's; CorruptDataError where a content of it is missing
+    or damaged; StorageError; FencedError.
     """
     for left_over in run_dir.glob(".copy*.partial"):
         shutil.rmtree(left_over, ignore_errors=True)
@@ -42,6 +42,7 @@ def restore(copies: Copies, run_dir: Path, run_id: str | None, fence: Fence = OP
     if not (working / copy.checkpoint / MANIFEST).is_file():
         raise CorruptDataError(f"the copy {copies.folder.name}/{copy.key} has no checkpoint")
     with fence.writing():
+        earlier = list(run_dir.glob("before-copy-*"))
         aside = run_dir / f"before-copy-{copy.generation}-{copy.step}-{secrets.token_hex(4)}"
         for old in [*run_dir.glob("global_step_*"), run_dir / "ledger", run_dir / "metrics.jsonl"]:
             if old.exists():
@@ -52,6 +53,9 @@ def restore(copies: Copies, run_dir: Path, run_id: str | None, fence: Fence = OP
         working.rmdir()
         write_atomically(run_dir / LATEST, f"{copy.step}\n".encode())
     copies.mark(copy)
+    if aside.exists():  # else a run that changes machines often would fill their disks
+        for older in earlier:
+            shutil.rmtree(older, ignore_errors=True)
     return copy
 
 
