@@ -22,9 +22,10 @@ def restore(copies: Copies, run_dir: Path, run_id: str | None, fence: Fence = OP
     """Fetch the newest copy if it is newer than the run folder; None if there is nothing to fetch.
 
     A run that went on elsewhere has copies of a later start than this folder knows: what the folder has is put aside
-    (`before-copy-…`; of several the last one stays), since its steps are not the run's any more. `run_id`: Of the run, as
-    far as it is known. Raises ConfigError if the copy is another run's; CorruptDataError where a content of it is missing
-    or damaged; StorageError; FencedError.
+    (`before-copy-…`; of several the last one stays), since its steps are not the run's any more.
+
+    `run_id`: Of the run, as far as it is known. Raises ConfigError if the copy is another run's; CorruptDataError where
+    a content of it is missing or damaged; StorageError; FencedError.
     """
     for left_over in run_dir.glob(".copy*.partial"):
         shutil.rmtree(left_over, ignore_errors=True)
