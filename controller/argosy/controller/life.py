@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from argosy.controller.console import RunConsole
 from argosy.controller.context import RunContext
 from argosy.controller.control import RunControl
 from argosy.controller.ledger import OPEN_STATES, Entry, LedgerCut, rewind
-from argosy.controller.ledger.lives import begin_life, next_lineage, read_lives
+from argosy.controller.ledger.lives import begin_life, next_lineage, number, read_lives
 from argosy.controller.loggers.jsonl import was_validated
 from argosy.controller.loop import Controller
 from argosy.controller.observer import RunObserver
@@ -85,7 +85,10 @@ class Life:
             self.controller = controller
             if prepared.copies is not None:
                 await asyncio.to_thread(prepared.copies.claim, prepared.run_id)
-            abandoned = self._begin()
+                abandoned = self._begin(await asyncio.to_thread(prepared.copies.lineages))
+                await asyncio.to_thread(prepared.copies.note_lineage, number(ctx.lineage))
+            else:
+                abandoned = self._begin()
             if self._cause:
                 log.info("%d samples of the abandoned lineage were ended", await end_abandoned(ctx))
                 if prepared.checkpoint:
@@ -101,12 +104,12 @@ class Life:
                 self.first_validation = controller.held_out.first
             return controller, await self._export(controller)
 
-    def _begin(self) -> str:
-        """Give this life its lineage; returns the name for what it gives up of an earlier one's work."""
+    def _begin(self, elsewhere: Sequence[int] = ()) -> str:
+        """Give this life its lineage, none of those `elsewhere`; returns the name for what it gives up."""
         prepared, ctx = self._prepared, self._ctx
         lives = read_lives(self._folder)
         saved = str(prepared.saved["lineage"]) if prepared.checkpoint else None
-        ctx.lineage = next_lineage(lives, prepared.run_id, saved)
+        ctx.lineage = next_lineage(lives, prepared.run_id, saved, elsewhere)
         begin_life(
             self._folder, prepared.run_id, ctx.lineage, ctx.term, prepared.first_step, self._cause,
             fence=prepared.store.fence,

@@ -31,6 +31,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _READS = 10
 """Times that the newest copy is looked for, while others remove it."""
 _WRITER = re.compile(r"^gen_(\d+)\.json$")
+_LINEAGE = re.compile(r"^lineage_(\d+)$")
 FIRST = ("config.yaml", "metrics.jsonl", "ledger/lives.jsonl")
 """Files of the run folder that a copy has beside the checkpoint and the ledger's steps, where they exist."""
 
@@ -114,6 +115,14 @@ class Copies:
         facts = {"token": self._token, "since": round(time.time(), 3)}
         self.folder.write(self._writer_key, json.dumps(facts).encode())
         self._check()
+
+    def lineages(self) -> list[int]:
+        """Numbers of the lineages that any start of the run has begun, on whatever machine."""
+        return [int(match.group(1)) for name in self.folder.sizes("writers") if (match := _LINEAGE.match(name))]
+
+    def note_lineage(self, number: int) -> None:
+        """A life begins: no later one is to give its weights the same name, even if nothing of it is ever copied."""
+        self.folder.write(f"writers/lineage_{number:05d}", b"")
 
     def add(self, step: int, run_id: str, goes_on: Callable[[], bool] = lambda: True) -> Copy | None:
         """Copy the checkpoint of a step, with the books until then. None if `goes_on` has said no in between.

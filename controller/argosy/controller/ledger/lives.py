@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -48,18 +49,19 @@ def read_lives(folder: Path) -> list[RunLife]:
     return found
 
 
-def next_lineage(lives: list[RunLife], run_id: str, saved: str | None) -> str:
+def next_lineage(lives: list[RunLife], run_id: str, saved: str | None, elsewhere: Iterable[int] = ()) -> str:
     """One that no start of this run has used.
 
     Args:
         lives: Of the run folder.
         run_id: The run that starts.
         saved: Lineage in the checkpoint that it goes on from.
+        elsewhere: Numbers of those that it has begun on other machines, as far as that is known.
 
-    >>> next_lineage([], "run-a", None), next_lineage([], "run-a", "l0")
-    ('l0', 'l1')
+    >>> next_lineage([], "run-a", None), next_lineage([], "run-a", "l0"), next_lineage([], "run-a", "l0", [0, 1])
+    ('l0', 'l1', 'l2')
     """
-    used = [number(life.lineage) for life in lives if life.run_id == run_id]
+    used = [*elsewhere, *(number(life.lineage) for life in lives if life.run_id == run_id)]
     if saved is not None:
         used.append(number(saved))
     return f"l{max(used, default=-1) + 1}"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from argosy.config import Config, load
+from argosy.controller.ledger.lives import read_lives
 from argosy.controller.loggers import build_loggers
 from argosy.controller.prepare import PreparedRun
 from argosy.types.errors import ConfigError
@@ -221,9 +222,12 @@ async def test_default_hdfs_dir(job: Config, tmp_path: Path, monkeypatch: Patch)
         job.with_values({"trainer.total_training_steps": 2, "trainer.save_freq": 1, **copied}), monkeypatch
     )
     assert [path.name for path in (tmp_path / "far" / "copies").iterdir()] == ["gen_00001.step_000000002.json"]
+    (tmp_path / "far" / "writers" / "lineage_00004").touch()  # of a machine that was lost before its first copy
     changed = elsewhere(job).with_values({"trainer.total_training_steps": 3, **copied})
     recorded = await run_recorded(changed, monkeypatch)
     assert [mutation.expected_step for mutation in recorded.mutations] == [2]
+    assert read_lives(changed.run_folder / "ledger")[-1].lineage == "l5", "none that any machine has used"
+    assert sorted(path.name for path in (tmp_path / "far" / "writers").glob("lineage_*"))[-1] == "lineage_00005"
     refused = elsewhere(elsewhere(job)).with_values({"trainer.resume_mode": "disable", **copied})
     with pytest.raises(ConfigError, match="already holds copies of a run"):
         await run_recorded(refused, monkeypatch)
