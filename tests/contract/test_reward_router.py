@@ -105,6 +105,12 @@ def items(
     ]
 
 
+@pytest.fixture(autouse=True)
+def short_outages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is down here stays so."""
+    monkeypatch.setattr("argosy.controller.rewards.replicas._OUTAGE_S", 0.5)
+
+
 async def score(opened: Reward, wanted: list[ScoreRequest]) -> dict[SampleId, Outcome]:
     results = await opened.score(wanted, deadline_s=20)
     assert [result.sample_id for result in results] == [item.sample_id for item in wanted]

@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 
 _REST_S = 5.0
 """A replica that couldn't be reached is left alone for so long while others are there."""
+_OUTAGE_S = 30.0
+"""So long servers that were there are waited for when none can be reached: a start takes some seconds, or twenty on a
+machine that does much else. A longer outage costs no sample more than its tries."""
 _CAPABILITIES_DEADLINE_S = 30.0
 _CHECK_DEADLINE_S = 5.0
 
@@ -40,10 +43,11 @@ _CHECK_DEADLINE_S = 5.0
 class ReplicaSet:
     """Scores samples on the least loaded of a service's servers.
 
-    A call that a server doesn't answer goes to another one, up to `policy.max_attempts` tries with back-off. A sample
-    that comes back as failed is sent again, to another server if there is one, up to `sample_attempts` tries; alone if
-    others of its call failed alike. Nothing is sent twice if the service forbids repeating, however surely it never
-    arrived. All of it is bounded by the caller's deadline; what is not judged by then is failed, never an exception.
+    A call that a server doesn't answer goes to another one, up to `policy.max_attempts` tries with back-off; while none
+    can be reached at all, it waits for half a minute. A sample that comes back as failed is sent again, to another
+    server if there is one, up to `sample_attempts` tries; alone if others of its call failed alike. Nothing is sent
+    twice if the service forbids repeating, however surely it never arrived. All of it is bounded by the caller's
+    deadline; what is not judged by then is failed, never an exception.
 
     A server gets its first sample after it has said the same of itself as its siblings; one that says something else
     is refused.
@@ -59,6 +63,10 @@ class ReplicaSet:
         """Whose capabilities they are."""
         self._refused = ""
         """Why the newest server that was refused was so."""
+        self._answered = False
+        """Whether any server has ever judged anything."""
+        self._out_since: float | None = None
+        """When nobody could be reached for the first time since then; None: somebody can."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -146,20 +154,25 @@ class ReplicaSet:
         attempts = 1 if capabilities.repeat_forbidden else self._policy.max_attempts
         tried = set(avoided)
         error: ArgosyError = DeadlineError(f"{self.name}: not judged within the deadline")
-        for attempt in range(1, attempts + 1):
+        attempt = tries = 0
+        while attempt < attempts:
             left_s = end - time.monotonic()
             if left_s <= 0:
                 break
+            attempt, tries = attempt + 1, tries + 1
             replica = await self._chosen(tried, end)
             if isinstance(replica, ArgosyError):
                 error = replica
                 tried |= self._replicas.keys()
+                if self._is_waited_for():
+                    attempt -= 1  # nothing was sent
             else:
                 # Half of what is left, where another server could still do it in the other half.
                 share = 0.5 if attempt < attempts and len(self._replicas) > 1 else 1.0
                 try:
                     found.take(await call(replica, batch, left_s * share, stats))
                     found.answered.add(replica.key)
+                    self._answered, self._out_since = True, None
                     return
                 except MessageTooLargeError as problem:
                     # By halves, until the one that is too large is alone. Not where repeating is forbidden: it may be
@@ -179,13 +192,20 @@ class ReplicaSet:
                 if isinstance(error, UnavailableError):
                     replica.checked = False  # it may come back as another one
                 tried.add(replica.key)
-            wait_s = self._wait_s(attempt, error, tried)
+            wait_s = self._wait_s(tries, error, tried)
             if attempt == attempts or time.monotonic() + wait_s >= end:
                 break
             stats.retried_calls += 1
-            log.warning("%s: a call failed and is tried again in %.2f s: %s", self.name, wait_s, error)
+            level = logging.WARNING if tries <= attempts else logging.DEBUG
+            log.log(level, "%s: a call failed and is tried again in %.2f s: %s", self.name, wait_s, error)
             await asyncio.sleep(wait_s)
         found.take(dict.fromkeys([item.sample_id for item in batch], failed(error)))
+
+    def _is_waited_for(self) -> bool:
+        """Whether an outage is still so short that servers may be back soon: then it costs no sample its tries."""
+        now = time.monotonic()
+        self._out_since = now if self._out_since is None else self._out_since
+        return self._answered and not self._refused and now - self._out_since < _OUTAGE_S
 
     def _wait_s(self, attempt: int, error: ArgosyError, tried: Collection[str]) -> float:
         """Nothing while there is a server that wasn't tried; else the back-off, and what an overloaded one asks for."""

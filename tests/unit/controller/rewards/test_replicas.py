@@ -87,6 +87,38 @@ async def test_all_dead_is_failed_with_the_cause_after_bounded_tries() -> None:
     assert (stats.retried_calls, stats.retried_samples, stats.calls) == (4, 2, 6)
 
 
+class Away(Server):
+    """One that can't be reached for some questions."""
+
+    away = 0
+
+    async def capabilities(self) -> RewardCapabilities:
+        if self.away > 0:
+            self.away -= 1
+            raise UnavailableError("connection refused")
+        return await super().capabilities()
+
+
+@pytest.mark.parametrize(("answered", "outage_s", "outcome"), [
+    (True, 30.0, Scored(1.0)), (True, 0.0, "unavailable"), (False, 30.0, "unavailable"),
+])  # fmt: skip
+async def test_f1_a_short_outage_of_all_servers_costs_no_sample(
+    monkeypatch: pytest.MonkeyPatch, answered: bool, outage_s: float, outcome: Outcome | str
+) -> None:
+    """Both reward servers of two were killed, and were there again after more tries than a call has. One that has never
+    answered, or is away for long, costs each call its tries only."""
+    monkeypatch.setattr("argosy.controller.rewards.replicas._OUTAGE_S", outage_s)
+    server = Away()
+    made = replicas(server, sample_attempts=1)
+    if answered:
+        assert await outcomes(made) == [Scored(1.0)] * 3
+    else:
+        await made.capabilities()
+    server.script, server.away = [UnavailableError("the connection was closed")], 3 * QUICK.max_attempts
+    found = await outcomes(made)
+    assert [one.reason if isinstance(one, Failed) else one for one in found] == [outcome] * 3
+
+
 async def test_an_overloaded_server_is_asked_again_when_it_said() -> None:
     busy = Server(OverloadedError("full", retry_after_s=0.3))
     assert await outcomes(replicas(busy)) == [Scored(1.0)] * 3
