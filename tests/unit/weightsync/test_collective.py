@@ -131,19 +131,6 @@ def test_pieces_go_by_all_lanes_and_are_told_in_order(monkeypatch: pytest.Monkey
     assert max(moved.values()) - min(moved.values()) <= step
 
 
-@pytest.mark.parametrize("size", [0, 1, 5 << 20, 269 << 20, 1_000_000_001])
-@pytest.mark.parametrize("bucket", [300_000, 64 << 20])
-def test_pieces_join_on_and_are_small_at_the_end(size: int, bucket: int) -> None:
-    """What is still to be checked when the last ones are there is little."""
-    found = list(groups.pieces(size, bucket))
-    assert [start for start, _ in found] == [0, *(stop for _, stop in found[:-1])][: len(found)]
-    assert sum(stop - start for start, stop in found) == size
-    sizes = [stop - start for start, stop in found]
-    assert max(sizes, default=0) <= min(bucket, groups.PIECE_BYTES)
-    assert max(sizes[-groups.LANES * groups.IN_FLIGHT :], default=0) <= groups.LAST_PIECE_BYTES
-    assert len(found) <= size / min(bucket, groups.PIECE_BYTES) + 16
-
-
 @pytest.fixture
 def deaf() -> Iterator[str]:
     """An endpoint whose queue is full: connecting to it hangs."""

@@ -26,9 +26,8 @@ LANES = 2
 """Groups of gloo side by side, each with a connection and a thread of its own. One alone waits half of the time for the
 kernel to wake its other end; two of them bring 1.3 to 1.6 times as much on two cores, three no more. NCCL: one."""
 PIECE_BYTES = 16 << 20
-"""gloo: what is sent of a bucket at a time. A piece is checked when it is there; smaller ones cost more waiting."""
-LAST_PIECE_BYTES = 1 << 20
-"""gloo: of the last pieces, so that little is left to be checked when all is there."""
+"""gloo: what is sent of a bucket at a time. A piece is checked when it is there, so that little is left to be checked
+after the last one; smaller ones cost more waiting than that saves."""
 
 
 def serve_store(host: str, timeout_s: float) -> TCPStore:
@@ -98,16 +97,6 @@ def buckets(size_bytes: int, bucket_bytes: int) -> Iterator[tuple[int, int]]:
         yield start, min(size_bytes, start + bucket_bytes)
 
 
-def pieces(size_bytes: int, bucket_bytes: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of what gloo sends at a time: ever smaller pieces towards the end."""
-    start = 0
-    while start < size_bytes:
-        share = (size_bytes - start) // (2 * LANES * LAST_PIECE_BYTES) * LAST_PIECE_BYTES
-        stop = start + min(bucket_bytes, PIECE_BYTES, max(LAST_PIECE_BYTES, share), size_bytes - start)
-        yield start, stop
-        start = stop
-
-
 def send(lanes: Sequence[Any], memory: Tensor, bucket_bytes: int, timeout_s: float, device: str) -> None:
     """Broadcast the memory [N] uint8 from rank 0 and wait until every receiver has all of it.
 
@@ -141,9 +130,9 @@ def _move(
     arrived: Callable[[int], None],
 ) -> None:
     """Both sides' loop. With gloo, pieces of buckets go straight from and to the memory, by the lanes in turn."""
-    parts = (buckets if device != "cpu" else pieces)(memory.numel(), bucket_bytes)
+    step = bucket_bytes if device != "cpu" else min(bucket_bytes, PIECE_BYTES)
     most = IN_FLIGHT * len(lanes)
-    rooms = [torch.empty(bucket_bytes, dtype=torch.uint8, device=device) for _ in range(most * (device != "cpu"))]
+    rooms = [torch.empty(step, dtype=torch.uint8, device=device) for _ in range(most * (device != "cpu"))]
     options = distributed.BroadcastOptions()
     options.rootRank = 0
     under_way: deque[tuple[Any, Tensor, Tensor, int]] = deque()
@@ -155,7 +144,7 @@ def _move(
             place.copy_(room)
         arrived(stop)
 
-    for index, (start, stop) in enumerate(parts):
+    for index, (start, stop) in enumerate(buckets(memory.numel(), step)):
         if len(under_way) == most:
             settle()
         place = memory[start:stop]
