@@ -35,6 +35,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from argosy.rpc.etcd_wait import once_etcd_answers
+from argosy.rpc.garbage import no_full_collections
 from argosy.rpc.host_options import check_host, parse, set_threads
 from argosy.types.errors import ArgosyError, ConfigError, UnavailableError
 from argosy.types.records import Member, MemberState, Mutation
@@ -231,7 +232,9 @@ class _Process:
     async def _serve(
         self, server: RpcServer, membership: EtcdMembership, registration: Registration, stop: asyncio.Event
     ) -> int:
-        if not await _first(self._build(), stop.wait()):
+        with no_full_collections():
+            built = await _first(self._build(), stop.wait())
+        if not built:
             return 0  # stopped while loading
         # gRPC warns for each servicer that is added to a running server, but only its fast lookup needs them earlier.
         logging.getLogger("grpc._cython.cygrpc").setLevel(logging.ERROR)
