@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from argosy.controller.launch.plan import PlannedMember, plan_members, services_
 from argosy.controller.launch.process import ChildSpec
 from argosy.controller.launch.scaling import MAX_SERVERS, Scaling
 from argosy.controller.launch.supervisor import Supervisor
-from argosy.types.errors import InvalidInputError, StateError
+from argosy.types.errors import InvalidInputError, StateError, UnavailableError
 from argosy.types.records import ScaleChange, ServerCount
 
 SLOW_TO_LEAVE = (
@@ -27,7 +28,16 @@ class Fleet:
     def __init__(self, config: Config, supervisor: Supervisor) -> None:
         self.planned = plan_members(config, services_of(config))
         self.supervisor = supervisor
-        self.scaling = Scaling(config, self.planned, self.start, supervisor.retire)
+        self.scaling = Scaling(config, self.planned, self.start, supervisor.retire, self.claim)
+        self.joined: set[str] = set()
+        self.etcd_is_away = False
+
+    async def claim(self, names: Iterable[str]) -> str:
+        """As `EtcdMembership.claim_name`, with those that have joined by hand."""
+        if self.etcd_is_away:
+            raise UnavailableError("etcd is away")
+        await asyncio.sleep(0.01)
+        return next(name for name in names if name not in self.joined)
 
     async def start(self, member: PlannedMember) -> None:
         await self.supervisor.start(ChildSpec(member.member_id, [sys.executable, "-c", SLOW_TO_LEAVE]))
@@ -63,6 +73,25 @@ async def test_servers_are_started_and_drained(tmp_path: Path) -> None:
         [same] = await fleet.scaling.scale([ServerCount("rollout", 2)])
         assert (same.started, same.draining) == ((), ())
         await fleet.scaling.close()
+
+
+async def test_ids_of_servers_that_have_joined_by_hand_are_left_to_them(tmp_path: Path) -> None:
+    async with Supervisor(tmp_path, grace_s=5) as supervisor:
+        fleet = Fleet(Config(), supervisor)
+        fleet.joined = {"rollout-1", "rollout-3"}
+        [change] = await fleet.scaling.scale([ServerCount("rollout", 3)])
+        assert change.started == ("rollout-2", "rollout-4")
+        fleet.etcd_is_away = True
+        with pytest.raises(UnavailableError):
+            await fleet.scaling.scale([ServerCount("rollout", 1), ServerCount("reward", 2)])
+        assert fleet.running() == ["rollout-2", "rollout-4"], "nothing is drained either"
+
+
+async def test_two_at_one_time_make_one_number_of_servers(tmp_path: Path) -> None:
+    async with Supervisor(tmp_path, grace_s=5) as supervisor:
+        fleet = Fleet(Config(), supervisor)
+        await asyncio.gather(*(fleet.scaling.scale([ServerCount("rollout", 3)]) for _ in range(2)))
+        assert fleet.running() == ["rollout-1", "rollout-2"]
 
 
 def config(**values: object) -> Config:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Collection, Coroutine, Mapping, Sequence, Set
@@ -37,6 +38,8 @@ _Result = TypeVar("_Result")
 _DEATH_NOTICE_S = 1.0
 _DYING_S = 8.0
 """From a call's failure to the end of a service that can't go on: it lets other calls finish first."""
+_CLAIM_S = 60
+"""An id is kept for a server that is started for `argosy scale`; it registers before it loads anything."""
 _OF_A_DYING_SERVICE = (UnavailableError, InternalError, StateError)
 
 
@@ -242,7 +245,8 @@ class LocalFleet:
         for group in {group_of(member) for member in self._planned} - {""}:
             others = sum(count for (role, pool), count in remote.items() if group in (role, f"{role} {pool}"))
             supervisor.allow_losses(group, others=others)
-        self._scaling = Scaling(self._cfg, self._planned, self._start_one, supervisor.retire)
+        claim = functools.partial(self.membership.claim_name, ttl_s=_CLAIM_S)
+        self._scaling = Scaling(self._cfg, self._planned, self._start_one, supervisor.retire, claim)
         self._following = asyncio.create_task(self._follow(supervisor), name="follow the fleet")
         _LOG.info("the fleet is ready: %s", ", ".join(f"{member.member_id}@{member.address}" for member in ready))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from argosy.config import Config
 from argosy.config.schema import DEFAULT_POOL
@@ -23,13 +24,15 @@ _SCALED = ("rollout", "reward")
 class Scaling:
     """Starts servers, and drains those with the highest numbers first.
 
-    A server that drains keeps its id until it has ended: one that is started meanwhile gets another.
+    A server that drains keeps its id until it has ended: one that is started meanwhile gets another. So do servers that
+    others have started.
 
     Args:
         cfg: Of the run.
         planned: The launcher's children, of any role; changed in place.
         start: Starts one.
         retire: Drains one, and returns when it has ended.
+        claim: Takes the first of these names that nobody in the fleet has: servers may have joined by hand.
     """
 
     def __init__(
@@ -38,23 +41,29 @@ class Scaling:
         planned: list[PlannedMember],
         start: Callable[[PlannedMember], Awaitable[None]],
         retire: Callable[[str], Awaitable[None]],
+        claim: Callable[[Iterable[str]], Awaitable[str]],
     ) -> None:
         self._cfg = cfg
         self._planned = planned
         self._start = start
         self._retire = retire
+        self._claim = claim
         self._draining: dict[str, asyncio.Task[None]] = {}
+        self._changing = asyncio.Lock()
 
     async def scale(self, wanted: Sequence[ServerCount]) -> list[ScaleChange]:
         """Returns when all that is to end has been told so, and all that is new has been started; neither is done then.
 
-        Raises InvalidInputError or StateError, with nothing changed, where one of the numbers can't be.
+        Raises InvalidInputError or StateError, with nothing changed, where one of the numbers can't be, and
+        UnavailableError where etcd is away.
         """
         counts = [self._checked(one) for one in wanted]
         named = [(one.role, one.pool) for one in counts]
         if twice := next((one for one in named if named.count(one) > 1), None):
             raise InvalidInputError(f"{twice[0]} of {twice[1]!r} is given two numbers", field="wanted")
-        return [await self._change(one) for one in counts]
+        async with self._changing:
+            new = [await self._claimed(one) for one in counts]
+            return [await self._change(one, missing) for one, missing in zip(counts, new, strict=True)]
 
     async def close(self) -> None:
         """Leave what drains to the launcher, which ends everything now."""
@@ -68,7 +77,7 @@ class Scaling:
             one for one in self._planned if (one.role, one.pool) == (role, pool) and one.member_id not in self._draining
         ]
 
-    async def _change(self, wanted: ServerCount) -> ScaleChange:
+    async def _change(self, wanted: ServerCount, missing: Sequence[PlannedMember]) -> ScaleChange:
         servers = self._servers(wanted.role, wanted.pool)
         ended = servers[wanted.count :]
         started: list[str] = []
@@ -76,8 +85,7 @@ class Scaling:
             self._draining[member.member_id] = asyncio.create_task(
                 self._drain(member), name=f"drain {member.member_id}"
             )
-        for _ in range(wanted.count - len(servers)):
-            member = self._next(wanted.role, wanted.pool)
+        for member in missing:
             self._planned.append(member)
             await self._start(member)
             started.append(member.member_id)
@@ -86,13 +94,15 @@ class Scaling:
             wanted.role, wanted.pool, len(servers), wanted.count, tuple(started), tuple(one.member_id for one in ended)
         )
 
-    def _next(self, role: str, pool: str) -> PlannedMember:
-        """The first number that nobody has."""
+    async def _claimed(self, wanted: ServerCount) -> list[PlannedMember]:
+        """Those that are missing, each with the first number that nobody has."""
+        role, pool = wanted.role, wanted.pool
         taken = {one.member_id for one in self._planned}
-        number = 0
-        while (member := plan_member(self._cfg, role, pool, number)).member_id in taken:
-            number += 1
-        return member
+        planned = (plan_member(self._cfg, role, pool, number).member_id for number in itertools.count())
+        free = (name for name in planned if name not in taken)  # one name is never asked for twice
+        missing = wanted.count - len(self._servers(role, pool))
+        names = [await self._claim(free) for _ in range(missing)]
+        return [plan_member(self._cfg, role, pool, int(name.rpartition("-")[2])) for name in names]
 
     async def _drain(self, member: PlannedMember) -> None:
         try:
