@@ -24,7 +24,8 @@ from argosy.controller.launch.plan import plan_members, services_of
 from argosy.controller.references import open_references
 from argosy.controller.rewards.connect import check_external, open_router
 from argosy.controller.rewards.router import RewardRouter
-from argosy.controller.roster import Roster, open_rollouts
+from argosy.controller.roster import Roster
+from argosy.controller.rosters import open_rollouts
 from argosy.membership.interface import Membership
 from argosy.membership.memory import MemoryMembership
 from argosy.roles.policy import Policy

@@ -24,7 +24,7 @@ from argosy.controller.launch.errors import SetbackError
 from argosy.controller.launch.readiness import wait_ready
 from argosy.controller.placement import NO_REWARD, NO_TRAINER, Placement, rpc_settings
 from argosy.controller.rewards.connect import check_external, open_router
-from argosy.controller.roster import open_rollouts
+from argosy.controller.rosters import open_rollouts
 from argosy.rpc.channel import open_channel
 from argosy.rpc.clients.critic import CriticClient
 from argosy.rpc.clients.policy import PolicyClient

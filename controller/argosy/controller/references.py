@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from argosy.config import Config
-from argosy.controller.roster import Roster, keeps_servers, open_roster
+from argosy.controller.roster import Roster, keeps_servers
+from argosy.controller.rosters import open_roster
 from argosy.membership.interface import Membership
 from argosy.types.batch import TrajectoryBatch
 from argosy.types.errors import ArgosyError, DeadlineError, StateError, UnavailableError

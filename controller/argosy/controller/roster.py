@@ -12,20 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Generic, Protocol, TypeVar
 
 from argosy.config import Config
 from argosy.controller.live import Live
 from argosy.membership.interface import Membership
 from argosy.types.errors import InternalError
-from argosy.types.records import NO_LEADER, Leader, Member, MemberState
-
-if TYPE_CHECKING:
-    from argosy.rpc.clients.rollout import RolloutClient
-    from argosy.rpc.options import RpcOptions
-    from argosy.rpc.retry import RetryPolicy
+from argosy.types.records import Member, MemberState
 
 log = logging.getLogger(__name__)
 
@@ -246,48 +240,3 @@ def _same_life(one: Member, other: Member) -> bool:
 def keeps_servers(config: Config) -> bool:
     """Whether a run works with the servers that it began with, and no others."""
     return config.argosy.deterministic or config.argosy.colocated
-
-
-@asynccontextmanager
-async def open_roster(
-    role: str,
-    connect: Callable[[Member], Client],
-    membership: Membership,
-    members: Sequence[Member] = (),
-    *,
-    fixed: bool = False,
-    accepts: Callable[[Member], bool] = lambda member: True,
-) -> AsyncIterator[Roster[Client]]:
-    """A roster that follows membership while the block runs, beginning with `members`."""
-    roster = Roster(role, connect, members, fixed=fixed, accepts=accepts)
-    following = asyncio.create_task(roster.follow(membership), name=f"follow {role} servers")
-    following.add_done_callback(roster.ended)
-    try:
-        yield roster
-    finally:
-        following.cancel()
-        await asyncio.wait({following})
-        await roster.close()
-
-
-@asynccontextmanager
-async def open_rollouts(
-    config: Config,
-    membership: Membership,
-    members: Sequence[Member],
-    options: RpcOptions,
-    policy: RetryPolicy,
-    leader: Leader = NO_LEADER,
-) -> AsyncIterator[Roster[RolloutClient]]:
-    """The rollout servers of a run: `members`, and those who come; as clients that act for `leader`."""
-    from argosy.rpc.clients.rollout import RolloutClient
-
-    def connect(member: Member) -> RolloutClient:
-        return RolloutClient(member.address, member_id=member.member_id, options=options, policy=policy, leader=leader)
-
-    def accepts(member: Member) -> bool:
-        return member.pool in config.pools
-
-    opened = open_roster("rollout", connect, membership, members, fixed=keeps_servers(config), accepts=accepts)
-    async with opened as roster:
-        yield roster

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from argosy.controller.live import LeftError
-from argosy.controller.roster import Roster, open_roster
+from argosy.controller.roster import Roster
+from argosy.controller.rosters import open_roster
 from argosy.membership.memory import MemoryMembership, MemoryRegistration
 from argosy.types.errors import InternalError, UnavailableError
 from argosy.types.records import Member, MemberState

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from argosy.controller.roster import Roster, open_roster
+from argosy.controller.roster import Roster
+from argosy.controller.rosters import open_roster
 from argosy.membership.etcd import EtcdMembership
 from argosy.membership.etcd_client import EtcdOptions
 from argosy.types.errors import StateError
