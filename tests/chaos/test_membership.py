@@ -121,7 +121,9 @@ def test_d11_a_server_joins_whatever_way_weights_take(job: ToyJob, overrides: tu
     assert job.metrics(run)[-1].get("rollout/failed_catch_ups", 0) == 0
 
 
-def test_f10_a_server_that_stands_still_or_is_frozen_is_out_of_use_until_it_moves(job: ToyJob) -> None:
+def test_f10_a_server_that_stands_still_or_is_frozen_is_out_of_use_until_it_moves(
+    job: ToyJob, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Health still answers for one whose engine stands still; a process that is stopped loses its lease."""
     run = "still"
     folder = job.folder / run
@@ -132,7 +134,10 @@ def test_f10_a_server_that_stands_still_or_is_frozen_is_out_of_use_until_it_move
             within(lambda: trained(folder, "rollout-1"), "a trained sample of it")
             joiner.process.send_signal(signal.SIGUSR1)  # its engine stands still for 3 s
             joiner.wait("quarantined")
-            assert main(["members", "--run", str(folder), "--role", "rollout"]) == 0
+            within(lambda: (one := joiner.member()) and "stands still" in one.error, "the reason, for people who ask")
+            capsys.readouterr()
+            assert main(["members", "--run", str(folder), "--role", "rollout", "--json"]) == 0
+            assert "rollout-1" in capsys.readouterr().out
             goes_on(job, run, process)
             joiner.wait("ready")
             moved = time.time()

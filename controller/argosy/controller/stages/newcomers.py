@@ -19,6 +19,8 @@ CatchUp = Callable[[RunContext, RolloutStage, str], Awaitable[None]]
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 """Between two tries to bring a server in; the pauses double."""
 GONE_OR_SILENT = (ArgosyError, TimeoutError)
+STANDS_STILL = "answers, but its engine stands still"
+"""What `argosy members` says of one that is quarantined."""
 
 
 class Newcomers:
@@ -68,6 +70,8 @@ class Newcomers:
         elif member.state is MemberState.QUARANTINED:
             self._end(member.member_id)
             self._rollout.give_up(member.member_id)
+            self._ctx.vitals.failed(member.member_id, STANDS_STILL)
+            log.warning("%s %s: it gets no more samples until it moves", member.member_id, STANDS_STILL)
         elif member.member_id not in self._rollout.usable:
             self._begin(member.member_id)
 
