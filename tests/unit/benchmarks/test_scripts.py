@@ -127,3 +127,9 @@ def test_weight_relay() -> None:
         assert row["relay_mb"] == pytest.approx(min(2, row["servers"]) * size)
     simulated = {row["servers"]: row for row in rows if row["how"] == "simulated"}
     assert simulated[48]["relay_s"] < 0.2 * simulated[48]["direct_s"]
+
+
+def test_startup() -> None:
+    found = quick("startup.py")
+    assert {"rollout", "trainer", "argosy train"} < found.keys()
+    assert all(row["cpu_s"] > 0 and row["wall_s"] > 0 for row in found.values())
