@@ -195,11 +195,21 @@ def test_a_missing_configuration_is_exit_code_2(tmp_path: Path) -> None:
     assert "nowhere.yaml" in output
 
 
-def test_an_absent_etcd_is_a_clear_error(tmp_path: Path) -> None:
-    values = {"argosy.membership.endpoints": ["127.0.0.1:1"], "trainer.default_local_dir": str(tmp_path / "run")}
+@pytest.mark.parametrize("is_told_to_end", [False, True])
+def test_f6_an_absent_etcd_is_a_clear_error_in_the_end(tmp_path: Path, is_told_to_end: bool) -> None:
+    """It may be away for a while; a process that waits for it still ends when it is told to."""
+    values = {
+        "argosy.membership.endpoints": ["127.0.0.1:1"],
+        "argosy.startup_timeout_s": 180 if is_told_to_end else 1,
+        "trainer.default_local_dir": str(tmp_path / "run"),
+    }
     Config().with_values(values).save(tmp_path / "config.yaml")
-    code, output = Hosted(tmp_path / "config.yaml").end()
-    assert code == 1
+    service = Hosted(tmp_path / "config.yaml")
+    service.until("can't register yet")
+    if is_told_to_end:
+        service.process.send_signal(signal.SIGTERM)
+    code, output = service.end()
+    assert code == (0 if is_told_to_end else 1), output
     assert "etcd at 127.0.0.1:1" in output
     assert "Traceback" not in output
 
