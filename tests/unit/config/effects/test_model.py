@@ -35,16 +35,16 @@ def with_another_template(folder: Path) -> Path:
 
 async def test_tokenizer_path(job: Config, cores: Cores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are written with it, rollout decodes with it, and it is exported."""
-    from argosy.text import tokenizer as module
+    from argosy.text import decoding
 
     loaded: list[str] = []
-    real = module.load_tokenizer
+    real = decoding.decoder_of
 
-    def load(path: str, **rest: Any) -> module.TextTokenizer:
+    def load(path: str, **rest: Any) -> decoding.Decoder:
         loaded.append(path)
         return real(path, **rest)
 
-    monkeypatch.setattr(module, "load_tokenizer", load)
+    monkeypatch.setattr(decoding, "decoder_of", load)
     folder = with_another_template(tmp_path / "tokenizer")
     changed = job.with_values({"actor_rollout_ref.model.tokenizer_path": str(folder)})
     assert texts(changed)[0] == "Q: question 0 A:" != texts(job)[0]
@@ -81,6 +81,8 @@ def test_trust_remote_code(job: Config, monkeypatch: pytest.MonkeyPatch, role: s
         raise OSError("only asked")
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", load)
+    # With another value in config.json, since a rollout server reads the plainest Llama folders without transformers.
+    job = job.with_values({"actor_rollout_ref.model.override_config": {"rms_norm_eps": 0.5}})
     for config in (job, job.with_values({"actor_rollout_ref.model.trust_remote_code": True})):
         with pytest.raises(InvalidInputError, match="only asked"):
             build(role, config)
