@@ -69,6 +69,9 @@ async def test_pause_keep_and_resume_change_nothing(open_rollout: Open) -> None:
     await asyncio.sleep(0.05)
     assert (await rollout.status()).generated_token_count == before.generated_token_count
     late = asyncio.create_task(gather(rollout, [request(7)]))  # taken in, waits
+    async with asyncio.timeout(30):
+        while (await rollout.status()).waiting_count != 1:  # noqa: ASYNC110 - a count sets no event
+            await asyncio.sleep(0.005)
     await asyncio.sleep(0.02)
     assert not late.done()
     assert (await rollout.status()).waiting_count == 1
