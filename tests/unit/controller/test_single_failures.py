@@ -124,7 +124,7 @@ async def test_waiting_ends_when_the_search_itself_fails(tmp_path: Path, monkeyp
     async def fail() -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(rollout.singles, "_readmit", fail)
+    monkeypatch.setattr(rollout.singles, "_take_back", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         await asyncio.wait_for(rollout.generate_one(request()), 20)
 

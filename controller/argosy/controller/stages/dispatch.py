@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import itertools
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from argosy.controller.stages.window import Window
@@ -40,6 +40,7 @@ class _Waiter:
     turn: tuple[int, bool, int]
     request: GenerateRequest
     place: asyncio.Future[str]
+    avoided: Set[str]
 
     def __lt__(self, other: _Waiter) -> bool:
         return self.turn < other.turn
@@ -117,12 +118,13 @@ class Places:
         """Samples that a server has."""
         return self._outstanding[member]
 
-    async def take(self, request: GenerateRequest) -> str:
-        """The member to send a sample to, which has one more from now on. Raises what `fail` is given."""
+    async def take(self, request: GenerateRequest, avoided: Set[str] = frozenset()) -> str:
+        """The member to send a sample to, which has one more from now on; none of the `avoided`, as long as there are
+        others. Raises what `fail` is given."""
         place: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         fresh = not request.generated.token_ids
         turn = (-request.priority, fresh, next(self._arrivals))
-        heapq.heappush(self._waiting, _Waiter(turn, request, place))
+        heapq.heappush(self._waiting, _Waiter(turn, request, place, avoided))
         self._hand_out()
         try:
             return await place
@@ -233,29 +235,45 @@ class Places:
         heapq.heappush(self._room, (self._load[member] / (slots * self._speed(member)), member, number))
 
     def _hand_out(self) -> None:
+        passed_over: list[_Waiter] = []
         while self._waiting:
             if self._waiting[0].place.done():  # its caller has gone
                 heapq.heappop(self._waiting)
                 continue
-            request = self._waiting[0].request
-            member = self._choose(request)
-            if member is None:
-                return
-            place = heapq.heappop(self._waiting).place
-            group = request.sample_id.group
-            tokens = self._left_to_do[request.key] = self._tokens(request, self._homes.get(group) == member)
-            self._outstanding[member] += 1
-            self._load[member] += tokens
-            self._offer(member)
-            self._remember(group, member)
-            place.set_result(member)
+            waiter = self._waiting[0]
+            best = self._best()
+            if best is None:
+                break
+            heapq.heappop(self._waiting)
+            member = self._choose(waiter.request, best, self._to_avoid(waiter))
+            if member is None:  # of those that it may go to none has room; others need not wait for that
+                passed_over.append(waiter)
+                continue
+            self._give(waiter, member)
+        for waiter in passed_over:
+            heapq.heappush(self._waiting, waiter)
 
-    def _choose(self, request: GenerateRequest) -> str | None:
-        best = self._best()
-        if best is None:
-            return None
+    def _give(self, waiter: _Waiter, member: str) -> None:
+        request, group = waiter.request, waiter.request.sample_id.group
+        tokens = self._left_to_do[request.key] = self._tokens(request, self._homes.get(group) == member)
+        self._outstanding[member] += 1
+        self._load[member] += tokens
+        self._offer(member)
+        self._remember(group, member)
+        waiter.place.set_result(member)
+
+    def _to_avoid(self, waiter: _Waiter) -> Set[str]:
+        """What it asked to, unless there is nobody else."""
+        if not waiter.avoided or all(one in waiter.avoided for one in self._limits if self._is_usable(one)):
+            return frozenset()
+        return waiter.avoided
+
+    def _choose(self, request: GenerateRequest, best: str, avoided: Set[str]) -> str | None:
+        if best in avoided:
+            others = [one for one in self._limits if one not in avoided and self._has_room(one)]
+            return min(others, key=self._seconds, default=None)
         home = self._homes.get(request.sample_id.group)
-        if home is None or home == best or not self._has_room(home):
+        if home is None or home == best or home in avoided or not self._has_room(home):
             return best
         behind, rest = self._seconds(home) - self._seconds(best), self._tokens(request, True)
         worth = AFFINITY * rest + self._tokens(request, False) - rest  # the prompt is computed once more elsewhere

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from argosy.types.errors import ArgosyError
@@ -46,6 +47,32 @@ class Running:
     def so_far(self) -> Generated:
         """What it has."""
         return Generated(tuple(self.token_ids), tuple(self.log_probs), merged(self.versions))
+
+
+class Blame:
+    """What has failed with one sample since it had a new token.
+
+    Args:
+        lost: Servers that failed with it before, in a row, whoever they were.
+    """
+
+    def __init__(self, lost: int = 0) -> None:
+        self.tries = lost
+        self.failed_by: set[str] = set()
+        self._before = lost
+
+    def add(self, member: str, *, afresh: bool) -> None:
+        """This server has failed with it; `afresh`: after a new token."""
+        if afresh:
+            self.tries, self._before, self.failed_by = 0, 0, set()
+        self.tries += 1
+        self.failed_by.add(member)
+
+    def servers(self, in_use: Collection[str]) -> int:
+        """How many servers failed with it in a row. One that did so again counts once, unless there is no other."""
+        if self.failed_by.issuperset(in_use):
+            return self.tries
+        return self._before + len(self.failed_by)
 
 
 def poisonous(request: GenerateRequest, member: str, tries: int, failure: ArgosyError) -> Completion:

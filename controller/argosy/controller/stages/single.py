@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Set
 
 from argosy.controller.context import RunContext
 from argosy.controller.stages.dispatch import Places, one_each
 from argosy.controller.stages.expected import ExpectedTokens
 from argosy.controller.stages.fleet import RolloutFleet
-from argosy.controller.stages.running import Running, continue_from, partial_of, poisonous
+from argosy.controller.stages.running import Blame, Running, continue_from, partial_of, poisonous
 from argosy.controller.stages.slow import SlowServers
 from argosy.types.errors import ArgosyError, DeadlineError, OverloadedError, StateError, UnavailableError
-from argosy.types.ids import PolicyVersion
+from argosy.types.ids import GroupId, PolicyVersion
 from argosy.types.records import Completion, FinishReason, Generated, GenerateRequest, TokenRun
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,8 @@ LOST = (UnavailableError, DeadlineError)
 MAX_MOVES = 2
 """How often one sample leaves a server that is only slow: each time what it has is computed again elsewhere."""
 MAX_FAILED = 3
-"""Samples in a row that a server may fail before others get its share."""
+"""Prompts whose samples a server may fail in a row before others get its share: one prompt that no server can make
+anything of puts none aside, however many samples it has."""
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 """How a sample ends that needs nothing more."""
 
@@ -65,8 +66,8 @@ class SingleSamples:
         self._running: dict[str, Running] = {}
         self._parked: dict[str, Generated] = {}
         """What samples have that no server has right now."""
-        self._failed: Counter[str] = Counter()
-        """Samples in a row that each server failed."""
+        self._failed: defaultdict[str, set[GroupId]] = defaultdict(set)
+        """Prompts whose samples each server has failed in a row."""
         self._set_aside: dict[str, PolicyVersion | None] = {}
         """Servers that say that they are ready, and yet fail what they get → the weights before which that was."""
         self._rescue: asyncio.Task[None] | None = None
@@ -80,18 +81,18 @@ class SingleSamples:
     async def generate(self, request: GenerateRequest, on_run: OnRun | None = None, lost: int = 0) -> Completion:
         """See `RolloutStage.generate_one`. `lost`: Servers that failed with it before, in a row."""
         try:
-            return await self._generate(request, on_run, lost)
+            return await self._generate(request, on_run, Blame(lost))
         finally:
             self._parked.pop(request.key, None)
             self._moves.pop(request.key, None)
 
-    async def _generate(self, request: GenerateRequest, on_run: OnRun | None, tries: int) -> Completion:
-        overloaded_s, whole_before = 0.0, 0 if tries else self.whole_count
+    async def _generate(self, request: GenerateRequest, on_run: OnRun | None, blame: Blame) -> Completion:
+        overloaded_s, whole_before = 0.0, 0 if blame.tries else self.whole_count
         while True:
             self._parked[request.key] = request.generated
-            suspect = tries >= SUSPECT_AFTER
+            suspect = blame.servers(self._fleet.in_use()) >= SUSPECT_AFTER
             async with self._alone if suspect else contextlib.nullcontext():
-                member = await self._place(request)
+                member = await self._place(request, blame.failed_by)
                 completion, failure = await self._try(member, request, on_run)
             if completion is not None and completion.finish_reason in WHOLE:
                 self.whole_count += 1
@@ -110,18 +111,20 @@ class SingleSamples:
                 overloaded_s += pause_s
                 await asyncio.sleep(pause_s)
                 continue
-            tries = 1 if len(request.generated.token_ids) > before else tries + 1
+            blame.add(member, afresh=len(request.generated.token_ids) > before)
             if suspect and isinstance(failure, LOST) and self.whole_count > whole_before:
                 self._ctx.count("rollout/poisonous_samples")
-                return poisonous(request, member, tries, failure)
-            if tries >= MAX_ROUNDS:
+                return poisonous(request, member, blame.servers(self._fleet.in_use()), failure)
+            if blame.tries >= MAX_ROUNDS:
                 raise UnavailableError(
                     f"{request.key} could not be generated in {MAX_ROUNDS} tries; the last failure was: {failure}"
                 ) from failure
             self._ctx.count("rollout/redispatched_samples")
             log.warning("dispatching %s again (%s)", request.key, failure)
-            await asyncio.sleep(ROUND_PAUSE_S * tries)
-            await self._readmit()
+            await asyncio.sleep(ROUND_PAUSE_S * blame.tries)
+            readmitting = self._readmit()
+            if not self._fleet.any_usable:  # else a server that is silent would hold up samples of another
+                await asyncio.shield(readmitting)
 
     def so_far(self, request: GenerateRequest) -> Generated:
         """The tokens that a sample has right now, wherever it is."""
@@ -165,6 +168,8 @@ class SingleSamples:
     def has_left(self, member: str) -> None:
         """A server is gone."""
         self.places.forget(member)
+        self._failed.pop(member, None)  # another life of it has failed nothing
+        self._set_aside.pop(member, None)
         if self.slow is not None:
             self.slow.forget(member)
         self._see_to_those_who_wait()
@@ -174,12 +179,12 @@ class SingleSamples:
         for running in self._running.values():
             running.is_interrupted |= running.member == member
 
-    async def _place(self, request: GenerateRequest) -> str:
+    async def _place(self, request: GenerateRequest, avoided: Set[str]) -> str:
         if not self.places.is_filled:
             await self.refresh()
         if not self._fleet.any_usable:
             self._look_for_servers()
-        return await self.places.take(request)
+        return await self.places.take(request, avoided)
 
     async def _try(
         self, member: str, request: GenerateRequest, on_run: OnRun | None
@@ -204,7 +209,7 @@ class SingleSamples:
                         completion.finish_reason in WHOLE or running.is_interrupted or self.places.is_held(member)
                     ):
                         failure = UnavailableError(f"{member}: {completion.error or completion.finish_reason.value}")
-            self._judge(member, completion)
+            self._judge(member, request, completion)
             if completion is None and not running.is_given_up:
                 completion, failure = (
                     partial_of(running),
@@ -233,13 +238,13 @@ class SingleSamples:
             self._ctx.vitals.failed(member, failure)
         return completion, failure
 
-    def _judge(self, member: str, completion: Completion | None) -> None:
-        """Send no more to a server that fails sample after sample, if there are others (case D6)."""
+    def _judge(self, member: str, request: GenerateRequest, completion: Completion | None) -> None:
+        """Send no more to a server that fails prompt after prompt, if there are others (case D6)."""
         if completion is None or completion.finish_reason is not FinishReason.FAILED:
             self._failed.pop(member, None)
             return
-        self._failed[member] += 1
-        if self._failed[member] >= MAX_FAILED and not self._fleet.usable <= {member}:
+        self._failed[member].add(request.sample_id.group)
+        if len(self._failed[member]) >= MAX_FAILED and not self._fleet.usable <= {member}:
             log.warning("%s fails sample after sample (%s): others get its share", member, completion.error)
             self._put_aside(member)
 
@@ -282,11 +287,14 @@ class SingleSamples:
         self.places.leave(running.member, running.request)
         self._see_to_those_who_wait()
 
-    async def _readmit(self) -> None:
+    def _readmit(self) -> asyncio.Task[None]:
         """Once for all who ask at one time."""
         if self._readmitting is None or self._readmitting.done():
-            self._readmitting = asyncio.create_task(self._fleet.readmit())
-        await asyncio.shield(self._readmitting)
+            self._readmitting = asyncio.create_task(self._take_back())
+        return self._readmitting
+
+    async def _take_back(self) -> None:
+        await self._fleet.readmit()
         aside = {member for member, version in self._set_aside.items() if version == self._fleet.version}
         if self._fleet.usable - aside:  # else they are better than nobody
             self._fleet.usable -= aside
@@ -311,7 +319,7 @@ class SingleSamples:
         try:
             for number in range(1, MAX_ROUNDS):
                 await asyncio.sleep(ROUND_PAUSE_S * number)
-                await self._readmit()
+                await asyncio.shield(self._readmit())
                 if self._fleet.any_usable:
                     return
             await self._fleet.wait_for_joiner()

@@ -41,7 +41,10 @@ class Window:
         return full if self._most is None else max(int(self._most), 1)
 
     def refused(self, had: int) -> None:
-        """The server has turned a sample away while it had so many."""
+        """The server has turned a sample away while it had so many. One that was sent before the window was narrowed
+        says nothing new."""
+        if self._most is not None and had >= self._most:
+            return
         most = had if self._most is None else min(had, self._most)
         self._most = max(DECREASE * most, 1.0)
 
