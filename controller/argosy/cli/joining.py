@@ -87,7 +87,9 @@ def free_name(config: Config, role: str, named: str | None) -> str:
     try:
         return asyncio.run(claim())
     except UnavailableError as error:
-        raise ConfigError(f"this run can't be joined, it seems to be over: {error}") from error
+        raise ConfigError(
+            f"this run can't be joined: it is over, or its etcd is away and this can be tried again: {error}"
+        ) from error
 
 
 def _names(config: Config, role: str, named: str | None) -> Iterator[str]:

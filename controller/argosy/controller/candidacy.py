@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from argosy.config import Config
+from argosy.controller.copies import copies_of
 from argosy.controller.fence import TermFence, folder_leader
 from argosy.controller.launch.plan import remote_counts, services_of
 from argosy.controller.launch.readiness import wait_ready
@@ -49,7 +50,7 @@ class Seat:
     member_id: str
     fence: TermFence
     takes_over: bool
-    """Another controller has led this run in this folder."""
+    """Another controller has led this run: in this folder, or elsewhere and left copies."""
     stood_by: bool = False
     """It led while this one waited: where it came to is the point to go on from, wherever it had begun."""
 
@@ -167,6 +168,7 @@ class Candidacy:
             return _ended(self._run_id, end.value)
         known = await asyncio.to_thread(folder_leader, self._run_dir)
         takes_over = known is not None and known.leader.run_id == self._run_id
+        takes_over = takes_over or await asyncio.to_thread(self._has_copies)
         self._tell(f"{self.member_id} is the next to lead run {self._run_id}, and looks for its services")
         # Before anybody is shut out: a candidate that is cut off from the services must not stop one that isn't.
         await self.wait_for_services(at_least=takes_over)
@@ -178,6 +180,12 @@ class Candidacy:
             return None
         self._tell(f"{self.member_id} leads run {self._run_id} with term {leadership.term}")
         return Seat(self._membership, leadership, self.member_id, fence, takes_over, self._stood_by)
+
+    def _has_copies(self) -> bool:
+        """Whether the run has got further on another machine, in a folder that this one doesn't see."""
+        copies = copies_of(self._config, self._run_dir)
+        newest = None if copies is None else copies.newest()
+        return newest is not None and newest.run_id == self._run_id
 
     async def wait_for_services(self, *, at_least: bool) -> Mapping[str, Member]:
         """Until all are there that a run needs. Raises DeadlineError that names who is missing."""

@@ -25,7 +25,7 @@ def run_folder(tmp_path: Path, **keys: object) -> Path:
         ("rollout", {"argosy.deterministic": True}, "argosy.deterministic=true keeps the servers that it began with"),
         ("reference", {"argosy.colocated": True}, "argosy.colocated=true keeps the servers that it began with"),
         ("trainer", {}, "a run has one trainer"),
-        ("rollout", {}, "it seems to be over"),
+        ("rollout", {}, "it is over, or its etcd is away"),
     ],
 )
 def test_run_that_takes_no_joiner_is_wrong_input(

@@ -12,7 +12,9 @@ import pytest
 
 from argosy.config import Config
 from argosy.controller.candidacy import Candidacy, Ended, Seat, announce_end, wanted_servers
+from argosy.controller.copies import Copies, RemoteFolder
 from argosy.controller.fence import TermFence, folder_leader
+from argosy.controller.recovery import CheckpointStore
 from argosy.membership.memory import MemoryMembership
 from argosy.rpc.gate import Gate
 from argosy.rpc.server import RpcServer
@@ -65,6 +67,9 @@ class Candidates:
         self._config = config
         self._membership = membership
         self.told: list[str] = []
+
+    def of(self, config: Config) -> Candidates:
+        return Candidates(config, self._membership)
 
     def stand(self) -> asyncio.Task[Seat | Ended]:
         return asyncio.create_task(Candidacy(self._config, self._membership, self.told.append).stand())
@@ -133,6 +138,21 @@ async def test_a_term_is_higher_than_what_the_folder_has_seen(candidates: Candid
     """An etcd that is new, or has lost its data."""
     TermFence(config.run_folder, Leader("run", 7), "controller-before").take()
     assert (await candidates.wins(candidates.stand())).leadership.term == 8
+
+
+@pytest.mark.parametrize("run_id", ["run", "another"])
+async def test_a_run_that_was_led_on_another_machine_is_taken_over(
+    candidates: Candidates, config: Config, tmp_path: Path, run_id: str
+) -> None:
+    """Nothing is in this one's folder; one server of each kind is enough: others may have died with the leader."""
+    url = f"file://{tmp_path}/elsewhere"
+    there = tmp_path / "there"
+    store = CheckpointStore(there, None)
+    store.commit(2, run_id, store.begin(2), {"step": 2})
+    Copies(RemoteFolder(url), there, None).add(2, run_id)
+    changed = config.with_values({"trainer.default_hdfs_dir": url})
+    seat = await candidates.of(changed).wins(candidates.of(changed).stand())
+    assert seat.takes_over is (run_id == "run")
 
 
 async def test_missing_services_are_named_and_nobody_is_shut_out(

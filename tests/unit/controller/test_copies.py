@@ -6,6 +6,7 @@ import ftplib
 import hashlib
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,28 @@ def test_a_folder_that_was_left_behind_is_put_aside(url: str, tmp_path: Path) ->
     [aside] = first.glob("before-copy-*")
     assert (aside / "global_step_3" / "actor" / "weights").read_bytes() == b"three, which nobody will know of"
     assert not (first / "global_step_3").exists()
+
+
+def test_what_was_put_aside_outlives_a_restore_that_was_broken_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one finds half of a copy in the folder; what the folder had before is put aside already."""
+    elsewhere, ours = f"file://{tmp_path}/elsewhere", tmp_path / "ours"
+    save(tmp_path / "other", 4, b"four")
+    copies_at(elsewhere, tmp_path / "other").add(4, "run")
+    save(ours, 2, b"two, of this machine alone")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules[restore.__module__], "write_atomically", broken_off)
+        with pytest.raises(KeyboardInterrupt):
+            restore(copies_at(elsewhere, ours), ours, "run")
+    restore(copies_at(elsewhere, ours), ours, "run")
+    weights = [path.read_bytes() for path in ours.glob("before-copy-*/global_step_2/actor/weights")]
+    assert weights == [b"two, of this machine alone"]
+    assert (ours / "global_step_4" / "actor" / "weights").read_bytes() == b"four"
+
+
+def broken_off(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_live_runs_folder_is_left_alone(tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ class Copies:
     def note_lineage(self, number: int) -> None:
         """A life begins: no later one is to give its weights the same name, even if nothing of it is ever copied."""
         self.folder.write(f"writers/lineage_{number:05d}", b"")
+        self._check()  # a later start may have read the lineages before this one was there
 
     def add(self, step: int, run_id: str, goes_on: Callable[[], bool] = lambda: True) -> Copy | None:
         """Copy the checkpoint of a step, with the books until then. None if `goes_on` has said no in between.

@@ -17,6 +17,9 @@ from argosy.types.errors import ConfigError, CorruptDataError
 
 log = logging.getLogger(__name__)
 
+_MOVING = ".copy-moves-in"
+"""In the run folder while a copy takes the place of what was there."""
+
 
 def restore(copies: Copies, run_dir: Path, run_id: str | None, fence: Fence = OPEN) -> Copy | None:
     """Fetch the newest copy if it is newer than the run folder; None if there is nothing to fetch.
@@ -43,7 +46,10 @@ def restore(copies: Copies, run_dir: Path, run_id: str | None, fence: Fence = OP
     if not (working / copy.checkpoint / MANIFEST).is_file():
         raise CorruptDataError(f"the copy {copies.folder.name}/{copy.key} has no checkpoint")
     with fence.writing():
-        earlier = list(run_dir.glob("before-copy-*"))
+        moving = run_dir / _MOVING
+        # After a restore that was broken off, what is here may be half of a copy, and the folder's own is put aside.
+        earlier = [] if moving.exists() else list(run_dir.glob("before-copy-*"))
+        moving.touch()
         aside = run_dir / f"before-copy-{copy.generation}-{copy.step}-{secrets.token_hex(4)}"
         for old in [*run_dir.glob("global_step_*"), run_dir / "ledger", run_dir / "metrics.jsonl"]:
             if old.exists():
@@ -54,6 +60,7 @@ def restore(copies: Copies, run_dir: Path, run_id: str | None, fence: Fence = OP
         working.rmdir()
         write_atomically(run_dir / LATEST, f"{copy.step}\n".encode())
     copies.mark(copy)
+    moving.unlink()
     if aside.exists():  # else a run that changes machines often would fill their disks
         for older in earlier:
             shutil.rmtree(older, ignore_errors=True)
