@@ -22,7 +22,7 @@ from argosy.controller.launch.watchdog import TOKEN_VARIABLE, sweep
 from argosy.membership import server
 from argosy.membership.etcd import EtcdMembership
 from argosy.membership.etcd_client import EtcdOptions
-from argosy.rpc.host_options import check_host
+from argosy.rpc.host_options import check_host, check_member
 from argosy.types.errors import ConfigError
 from argosy.types.records import Member, MemberState
 
@@ -251,3 +251,10 @@ def test_thread_counts_reach_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment, check=True
     )
     assert ran.stdout.strip() == "1"
+
+
+@pytest.mark.parametrize("member", ["", "a b", "rollout/3", "-x", "x" * 129, "rollout-é"])
+def test_ids_that_can_be_no_part_of_a_key_are_refused(member: str) -> None:
+    check_member("rollout-fast.gpu_7-3")
+    with pytest.raises(ConfigError, match="--member"):
+        check_member(member)

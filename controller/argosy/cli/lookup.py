@@ -88,12 +88,27 @@ def _answers(
 
 
 async def _ask(args: argparse.Namespace, ask: Callable[[ControllerClient], Awaitable[Answer]]) -> Answer:
+    return await ask_controller(args.run, ask, address=args.address)
+
+
+async def ask_controller(
+    run: Path | None, ask: Callable[[ControllerClient], Awaitable[Answer]], *, address: str | None = None
+) -> Answer:
+    """What the controller of a folder's run says, or the one at `address`. UnavailableError where none answers."""
     from argosy.controller.running import find_endpoint
     from argosy.rpc.clients.controller import ControllerClient
+    from argosy.types.errors import UnavailableError
 
-    client = ControllerClient(args.address or find_endpoint(args.run))
+    client = ControllerClient(address or find_endpoint(run))
     try:
         return await ask(client)
+    except UnavailableError as error:
+        if address is not None:
+            raise
+        # A run that was killed leaves its address behind.
+        raise UnavailableError(
+            f"{error.message}. If the run was killed, its `argosy train` once more goes on from the last checkpoint"
+        ) from error
     finally:
         await client.close()
 

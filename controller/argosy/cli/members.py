@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from argosy.cli.lookup import add_arguments, ago, run_command
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
     from argosy.rpc.clients.controller import ControllerClient
     from argosy.types.records import Member
@@ -73,25 +73,23 @@ def plain(members: Sequence[Member]) -> dict[str, Any]:
     }
 
 
-def table(members: Sequence[Member]) -> Table:
-    """For people."""
+def table(members: Sequence[Member]) -> RenderableType:
+    """For people. Errors stand below: they are sentences, and a column would cut them into words."""
+    from rich.console import Group
+    from rich.markup import escape
     from rich.table import Table
 
     found = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("member", "state", "weights", "samples", "last tokens", "address", "last error"):
-        found.add_column(name, justify="right" if name == "samples" else "left", no_wrap=name != "last error")
+    for name in ("member", "state", "weights", "samples", "last tokens", "address"):
+        found.add_column(name, justify="right" if name == "samples" else "left", no_wrap=True)
+    errors = []
     for one in members:
         kind = f"{one.member_id} ({one.engine})" if one.engine else one.member_id
         version = "" if one.version is None else one.version.short
         idle = f"{ago(one.idle_s)} ago" if one.sample_count else ""
-        error = f"{ago(time.time() - one.error_at)} ago: {one.error}" if one.error else ""
         colour = {"ready": "green", "quarantined": "red", "stale": "yellow", "draining": "yellow"}.get(one.state.value)
         state = f"[{colour}]{one.state.value}[/]" if colour else one.state.value
-        found.add_row(kind, state, version, str(one.sample_count or ""), idle, one.address, _escaped(error))
-    return found
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+        found.add_row(kind, state, version, str(one.sample_count or ""), idle, one.address)
+        if one.error:
+            errors.append(f"[bold]{one.member_id}[/], {ago(time.time() - one.error_at)} ago: {escape(one.error)}")
+    return Group(found, *(["", "last errors", *errors] if errors else []))

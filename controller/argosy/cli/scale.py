@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,10 +49,10 @@ def run_scale(args: argparse.Namespace) -> int:
     import dataclasses
     import json
 
-    from argosy.controller.running import find_endpoint
+    from argosy.cli.lookup import ask_controller
 
     wanted = [parse_count(word) for word in args.wanted]
-    changes = asyncio.run(_scale(find_endpoint(args.run), wanted))
+    changes = asyncio.run(ask_controller(args.run, lambda client: client.scale(wanted)))
     if args.json:
         print(json.dumps({"changes": [dataclasses.asdict(change) for change in changes]}))
     else:
@@ -88,13 +87,3 @@ def describe(change: ScaleChange) -> str:
     if change.before == change.count:
         parts.append("nothing to do")
     return "; ".join(parts)
-
-
-async def _scale(address: str, wanted: Sequence[ServerCount]) -> Sequence[ScaleChange]:
-    from argosy.rpc.clients.controller import ControllerClient
-
-    client = ControllerClient(address)
-    try:
-        return await client.scale(wanted)
-    finally:
-        await client.close()

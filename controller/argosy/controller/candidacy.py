@@ -156,7 +156,7 @@ class Candidacy:
                 return await self._membership.elect(self._run_id, candidate=self.member_id, min_term=min_term)
             except UnavailableError as error:
                 if not told:
-                    log.warning("%s can't stand for %s now, trying on: %s", self.member_id, self._run_id, error)
+                    self._tell(f"{self.member_id} can't stand for run {self._run_id} now, and tries on: {error}")
                 told = True
                 await asyncio.sleep(_RETRY_S)
 
@@ -212,13 +212,17 @@ class Candidacy:
 
     async def _end(self) -> StateValue | None:
         """What the run's state says of its end. Raises UnavailableError when etcd stays away."""
-        deadline = time.monotonic() + self._config.argosy.startup_timeout_s
+        patience_s = self._config.argosy.startup_timeout_s
+        deadline, told = time.monotonic() + patience_s, False
         while True:
             try:
                 return await self._membership.get_state(self._run_id, END_KEY)
-            except UnavailableError:
+            except UnavailableError as error:
                 if time.monotonic() > deadline:
                     raise
+                if not told:
+                    self._tell(f"{self.member_id} waits for etcd, for {patience_s:g} s at most: {error}")
+                told = True
                 await asyncio.sleep(_RETRY_S)
 
 

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from argosy.rpc.etcd_wait import once_etcd_answers
 from argosy.rpc.garbage import no_full_collections
-from argosy.rpc.host_options import check_host, parse, set_threads
+from argosy.rpc.host_options import check_host, check_member, parse, set_threads
 from argosy.types.errors import ArgosyError, ConfigError, UnavailableError
 from argosy.types.records import Member, MemberState, Mutation
 
@@ -100,6 +100,7 @@ def leave(code: int) -> NoReturn:
 
 def run(service: Service, config: Config, arguments: argparse.Namespace) -> int:
     """As `main`, with the configuration at hand (`argosy serve` makes it from overrides)."""
+    check_member(arguments.member)
     faulthandler.enable()  # a crash in native code leaves a stack in the log too
     config = _join_pool(service, config, arguments)
     section: Any = getattr(config.argosy, service.role)

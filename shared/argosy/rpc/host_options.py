@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from argosy.types.errors import ConfigError
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_MEMBER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def parse(role: str, module: str, about: str, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -35,6 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pool", help="of a rollout server: its pool, one of argosy.pools (default: the only one)")
     parser.add_argument("--name", help="of a reward server: its service, one of argosy.reward.services")
     parser.add_argument("--incarnation", default="", help="token of this life of the member (default: a random one)")
+
+
+def check_member(member: str) -> None:
+    """Refuse an id that can't be a part of a key in etcd, of a file's name and of what is typed. Raises ConfigError."""
+    if not _MEMBER.fullmatch(member):
+        raise ConfigError(
+            f"--member: got {member!r}; wants up to 128 letters, digits, '.', '_' and '-', such as rollout-3"
+        )
 
 
 def set_threads(count: int) -> None:

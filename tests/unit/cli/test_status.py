@@ -65,7 +65,7 @@ def test_for_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")
     assert run(tmp_path, "status") == 0
     shown = capsys.readouterr().out
     assert "3 of 20" in shown
@@ -75,7 +75,7 @@ def test_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
     assert run(tmp_path, "members") == 0
     shown = capsys.readouterr().out
     assert "rollout-0 (hf)" in shown
-    assert "lost [for] a moment" in shown
+    assert "rollout-0, 0 s ago: lost [for] a moment" in shown, "whole, on a narrow screen too"
 
 
 def test_a_watch_ends_with_the_run(
@@ -100,6 +100,13 @@ def test_a_watch_ends_with_the_run(
     assert asyncio.run(watch("status", ends=True)) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["state"] == "finished"
     assert asyncio.run(watch("members", ends=False)) == 0
+
+
+def test_a_run_that_was_killed_leaves_its_address_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "endpoint.json").write_text('{"address": "127.0.0.1:1"}')
+    for command in (["status"], ["members"], ["scale", "rollout=2"]):
+        assert main([*command, "--run", str(tmp_path)]) == 1
+        assert "If the run was killed, its `argosy train` once more goes on" in capsys.readouterr().err
 
 
 def test_no_run_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from argosy.controller.recovery import CheckpointStore
 from argosy.membership.memory import MemoryMembership
 from argosy.rpc.gate import Gate
 from argosy.rpc.server import RpcServer
-from argosy.types.errors import DeadlineError, FencedError
+from argosy.types.errors import DeadlineError, FencedError, UnavailableError
 from argosy.types.records import Leader, Member, MemberState
 
 HANG_S = 30
@@ -153,6 +153,25 @@ async def test_a_run_that_was_led_on_another_machine_is_taken_over(
     changed = config.with_values({"trainer.default_hdfs_dir": url})
     seat = await candidates.of(changed).wins(candidates.of(changed).stand())
     assert seat.takes_over is (run_id == "run")
+
+
+async def test_an_etcd_that_is_away_at_the_start_is_told_once(
+    candidates: Candidates, membership: MemoryMembership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong address would be waited for in silence."""
+    tries = 0
+    real = membership.get_state
+
+    async def away(run_id: str, key: str) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise UnavailableError("etcd at 127.0.0.1:1 failed a call")
+        return await real(run_id, key)
+
+    monkeypatch.setattr(membership, "get_state", away)
+    await candidates.wins(candidates.stand())
+    assert sum("waits for etcd, for 20 s at most: etcd at 127.0.0.1:1" in text for text in candidates.told) == 1
 
 
 async def test_missing_services_are_named_and_nobody_is_shut_out(

@@ -140,9 +140,9 @@ class Scaling:
         what = "pool" if role == "rollout" else "reward service"
         pool = wanted.pool or (pools[0] if len(pools) == 1 else "")
         if pool not in pools:
-            got = f"there is no {what} {pool!r}" if pool else f"which {what}?"
+            got = f"there is no {what} {pool!r}" if pool else f"it isn't clear which {what} is meant"
             forms = ", ".join(f"{role}/{name}={wanted.count}" for name in pools) if named else f"{role}={wanted.count}"
-            raise InvalidInputError(f"{got} wants {forms}", field="wanted")
+            raise InvalidInputError(f"{got}; wants {forms}", field="wanted")
         if not named:
             return pool
         if role == "rollout" and cfg.pools[pool].remote:
