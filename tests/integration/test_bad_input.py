@@ -175,6 +175,7 @@ def test_etcd_absent(attempt: Callable[..., tuple[int, str]], monkeypatch: pytes
     assert code != 0
     assert "etcd" in err
     assert "Traceback" not in err
+    assert not list((tmp_path / "run" / "logs").glob("trainer-*")), "nothing was started that would wait for it"
 
 
 def test_disk_full_keeps_the_last_checkpoint(toy_job: ToyJob, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_weight_relay() -> None:
         assert row["direct_mb"] == pytest.approx(row["servers"] * size)
         assert row["relay_mb"] == pytest.approx(min(2, row["servers"]) * size)
     simulated = {row["servers"]: row for row in rows if row["how"] == "simulated"}
-    assert simulated[48]["relay_s"] < 0.2 * simulated[48]["direct_s"]
+    assert simulated[48]["relay_s"] < 0.5 * simulated[48]["direct_s"]
 
 
 def test_startup() -> None:

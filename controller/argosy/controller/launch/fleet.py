@@ -30,6 +30,7 @@ from argosy.controller.rewards.router import RewardRouter
 from argosy.controller.roster import Roster, keeps_servers
 from argosy.membership.etcd import EtcdMembership
 from argosy.membership.etcd_client import EtcdOptions
+from argosy.rpc.etcd_wait import once_etcd_answers
 from argosy.types.errors import ArgosyError, InternalError, StateError, UnavailableError
 from argosy.types.records import Member, MemberState, ScaleChange, ServerCount
 
@@ -38,6 +39,8 @@ _Result = TypeVar("_Result")
 _DEATH_NOTICE_S = 1.0
 _DYING_S = 8.0
 """From a call's failure to the end of a service that can't go on: it lets other calls finish first."""
+_ETCD_S = 10.0
+"""At the start, for an etcd that others run: nothing is lost yet, and the address may be wrong."""
 _CLAIM_S = 60
 """An id is kept for a server that is started for `argosy scale`; it registers before it loads anything."""
 _OF_A_DYING_SERVICE = (UnavailableError, InternalError, StateError)
@@ -230,7 +233,9 @@ class LocalFleet:
         deadline = time.monotonic() + self._cfg.argosy.startup_timeout_s
         options = await self._find_etcd(supervisor, deadline)
         self.membership = EtcdMembership(options)
-        if not self._cfg.argosy.membership.endpoints:
+        if self._cfg.argosy.membership.endpoints:  # before the services, which wait longer, each by itself
+            await once_etcd_answers(self.membership.members, "reach etcd", _ETCD_S)
+        else:
             await self.membership.forget_members()  # leftovers of a killed run, in an etcd that is ours alone
         self._children.save_settings(options)
         for member in self._planned:
