@@ -54,7 +54,13 @@ def run_command(
         for found in answers:
             print(json.dumps(plain(found)), flush=True)
         return 0
-    with Live(console=Console(), auto_refresh=False) as live:
+    console = Console()
+    if not console.is_terminal:  # a Live shows its last picture only
+        for found in answers:
+            console.print(show(found))
+            console.file.flush()
+        return 0
+    with Live(console=console, auto_refresh=False) as live:
         for found in answers:
             live.update(show(found), refresh=True)
     return 0

@@ -149,8 +149,9 @@ def check(config: Config) -> None:
     problems = [line for line in find_problems(config, files=False) if not line.startswith(_RUN_KEYS)]
     if not config.argosy.membership.endpoints:
         problems.append(
-            "argosy.membership.endpoints is empty: a member of a fleet needs the etcd that the others use, as "
-            "[host:port,…]; for everything on one machine use `argosy train`"
+            "argosy.membership.endpoints is empty: to join a run on this machine, give its folder with --run; a member "
+            "of a fleet needs the etcd that the others use, as [host:port,…]; for everything on one machine use "
+            "`argosy train`"
         )
     if problems:
         raise ConfigError("\n".join(problems))

@@ -40,6 +40,11 @@ def test_folder_without_a_run_is_wrong_input(tmp_path: Path, capsys: pytest.Capt
     assert "there is no services.yaml in it" in capsys.readouterr().err
 
 
+def test_without_a_run_the_way_to_name_one_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "rollout"]) == 2
+    assert "to join a run on this machine, give its folder with --run" in capsys.readouterr().err
+
+
 def test_run_and_a_function_do_not_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "reward", "--function", "a.py:b", "--run", str(tmp_path)]) == 2
     assert "run doesn't go with it" in capsys.readouterr().err

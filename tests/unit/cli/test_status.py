@@ -85,10 +85,10 @@ def test_a_watch_ends_with_the_run(
     monkeypatch.setattr(lookup, "PAUSE_S", 0.05)
     monkeypatch.setattr(lookup, "GONE_AFTER_S", 0.2)
 
-    async def watch(command: str, *, ends: bool) -> int:
+    async def watch(command: str, *options: str, ends: bool) -> int:
         async with served(tmp_path) as control:
             watching = asyncio.create_task(
-                asyncio.to_thread(main, [command, "--watch", "--json", "--run", str(tmp_path)])
+                asyncio.to_thread(main, [command, "--watch", *options, "--run", str(tmp_path)])
             )
             while not capsys.readouterr().out:  # noqa: ASYNC110 - the other thread prints
                 await asyncio.sleep(0.02)
@@ -97,9 +97,12 @@ def test_a_watch_ends_with_the_run(
                 return await asyncio.wait_for(watching, 30)
         return await asyncio.wait_for(watching, 30)
 
-    assert asyncio.run(watch("status", ends=True)) == 0
+    assert asyncio.run(watch("status", "--json", ends=True)) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["state"] == "finished"
-    assert asyncio.run(watch("members", ends=False)) == 0
+    assert asyncio.run(watch("members", "--json", ends=False)) == 0
+    # Tables into a pipe too: this waits for the first while the run is under way.
+    assert asyncio.run(asyncio.wait_for(watch("status", ends=True), 30)) == 0
+    assert "finished" in capsys.readouterr().out
 
 
 def test_a_run_that_was_killed_leaves_its_address_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

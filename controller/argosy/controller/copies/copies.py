@@ -97,8 +97,14 @@ class Copies:
     def try_it(self) -> None:
         """Write and remove a file, so that what is not allowed costs seconds and no step. Raises StorageError."""
         key = f"writers/try-{self._token}"
-        self.folder.write(key, b"")
-        self.folder.remove(key)
+        try:
+            self.folder.write(key, b"")
+            self.folder.remove(key)
+        except StorageError as error:
+            raise StorageError(
+                f"{error.message}. Copies of the checkpoints go there: allow it, or name another place with "
+                "trainer.default_hdfs_dir=…"
+            ) from error
 
     def claim(self, run_id: str) -> None:
         """Take the next generation, unless that is done: from now on all earlier writers are refused. ConfigError where
